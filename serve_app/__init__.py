@@ -1,0 +1,1 @@
+"""serve_app: Ray Serve in front of NVIDIA Triton."""

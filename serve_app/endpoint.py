@@ -1,0 +1,30 @@
+"""Where a Triton server is, as data that the fleet writes and the replicas read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The gRPC address of one tritonserver.
+
+    Attributes:
+        address: gRPC target: `host:port`, `unix:/path` or `ipv4:...`.
+        server_id: One life of one server: a restarted server has another id, so that pools to the old one are
+            not mistaken for pools to the new. Equal to `address` for servers that are not ours.
+        node_id: Ray node the server runs on; empty when unknown.
+        zone: Availability zone of that node; empty when unknown.
+        metrics_url: Where the server's Prometheus metrics are; empty when unknown.
+    """
+
+    address: str
+    server_id: str
+    node_id: str = ""
+    zone: str = ""
+    metrics_url: str = ""
+
+    @classmethod
+    def static(cls, address: str) -> Endpoint:
+        """An endpoint that is known by its address alone."""
+        return cls(address, address)

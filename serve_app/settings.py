@@ -1,0 +1,231 @@
+"""Every setting, its unit, its default and the reason for it. The only module that reads the environment.
+
+`ModelServerArgs` and `TritonServerArgs` are the `args:` of the two app builders in `deployments.yaml`; a change
+there replaces replicas. `ModelServerConfig` and `TritonServerConfig` are their deployments' `user_config:`; a
+change there is applied in place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+MIB = 1024 * 1024
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)]
+
+
+class Settings(BaseModel):
+    """Base of all settings: unknown keys are errors, values do not change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BatchingMode(str, Enum):
+    """How requests for a model come together before they go to Triton."""
+
+    SERVE_BATCH = "serve_batch"
+    """Ray Serve's `@serve.batch` collects a window's requests and hands them to the dispatcher."""
+
+    CONTINUOUS = "continuous"
+    """Requests go to the dispatcher one by one; what waits there when a permit is free becomes a batch."""
+
+    OFF = "off"
+    """Every request is its own ModelInfer."""
+
+
+class BatchingSettings(Settings):
+    """Micro-batching of one model in front of Triton.
+
+    Attributes:
+        mode: See `BatchingMode`.
+        max_batch_rows: Most rows in one ModelInfer; the model's own `max_batch_size` when not set, and never
+            more than that.
+        max_batch_bytes: Most bytes of input tensors in one ModelInfer; one larger row goes alone.
+        window_s: How long `serve_batch` waits for company while other batches are in flight. A request that
+            finds its model idle never waits.
+        max_batches_in_flight: Permits per endpoint: ModelInfer calls under way at once. Default: one more
+            than the model's instances, so that the next batch waits in Triton's queue, not on the network.
+    """
+
+    mode: BatchingMode = BatchingMode.SERVE_BATCH
+    max_batch_rows: int | None = Field(default=None, ge=1)
+    max_batch_bytes: int = Field(default=16 * MIB, ge=1)
+    window_s: float = Field(default=0.0, ge=0.0, le=10.0)
+    max_batches_in_flight: int | None = Field(default=None, ge=1, le=1024)
+
+
+class QueueSettings(Settings):
+    """What may wait for one model on one replica; beyond it requests are refused with 429.
+
+    Attributes:
+        max_requests: Requests waiting for a permit.
+        max_rows: Rows waiting.
+        max_bytes: Bytes of input tensors waiting.
+    """
+
+    max_requests: int = Field(default=4096, ge=1)
+    max_rows: int = Field(default=65536, ge=1)
+    max_bytes: int = Field(default=512 * MIB, ge=1)
+
+
+class ModelSettings(Settings):
+    """Settings of one model on one ModelServer replica.
+
+    Attributes:
+        batching: Micro-batching.
+        queue: Bounds of what waits.
+        timeout_s: Budget of a request that brings no deadline of its own.
+    """
+
+    batching: BatchingSettings = BatchingSettings()
+    queue: QueueSettings = QueueSettings()
+    timeout_s: float = Field(default=30.0, gt=0.0)
+
+
+class ModelServerConfig(Settings):
+    """`user_config` of a ModelServer; applied in place, without a restart.
+
+    Attributes:
+        default: Settings of every model that is not named in `models`.
+        models: Settings by model name; a model named here takes nothing from `default`.
+    """
+
+    default: ModelSettings = ModelSettings()
+    models: dict[Name, ModelSettings] = {}
+
+    def for_model(self, model_name: str) -> ModelSettings:
+        """The settings in force for a model."""
+        return self.models.get(model_name, self.default)
+
+
+class ChannelSettings(Settings):
+    """gRPC channels from one replica to one endpoint.
+
+    Attributes:
+        num_channels: Channels, each a TCP connection (or unix socket) of its own.
+        max_calls_per_channel: Calls under way on one channel; more wait, first come first served.
+        max_message_bytes: Largest message sent or received; gRPC's own default of 4 MB is too small.
+        initial_reconnect_backoff_s: First pause after a lost connection; also the shortest.
+        max_reconnect_backoff_s: Longest pause; gRPC's own default of 120 s outlasts any restart.
+        keepalive_time_s: Pings on a channel with calls under way. Triton's default policy answers pings more
+            often than every 300 s with GOAWAY.
+        connect_timeout_s: How long warm-up waits for a first connection.
+    """
+
+    num_channels: int = Field(default=2, ge=1, le=64)
+    max_calls_per_channel: int = Field(default=64, ge=1)
+    max_message_bytes: int = Field(default=2**31 - 1, ge=1 * MIB, le=2**31 - 1)
+    initial_reconnect_backoff_s: float = Field(default=0.1, gt=0.0)
+    max_reconnect_backoff_s: float = Field(default=0.5, gt=0.0)
+    keepalive_time_s: float = Field(default=330.0, ge=300.0)
+    connect_timeout_s: float = Field(default=5.0, gt=0.0)
+
+
+class LimitSettings(Settings):
+    """Sizes beyond which a request is refused before it is read in full.
+
+    Attributes:
+        max_request_bytes: HTTP body or gRPC message, unpacked.
+        max_inputs: Tensors in one request.
+        max_rank: Dimensions of one tensor.
+        max_json_bytes: The JSON part of a request.
+    """
+
+    max_request_bytes: int = Field(default=1024 * MIB, ge=1)
+    max_inputs: int = Field(default=256, ge=1)
+    max_rank: int = Field(default=32, ge=1)
+    max_json_bytes: int = Field(default=256 * MIB, ge=1)
+
+
+class ModelServerArgs(Settings):
+    """`args:` of `serve_app.deployments.apps:model_server`.
+
+    Attributes:
+        endpoints: Triton gRPC addresses (`host:port`, `dns:///name:port` for every address behind a name, or
+            `unix:/path`). Empty: endpoints come from the EndpointRegistry that the fleet feeds.
+        registry: Name of the EndpointRegistry actor; must match the fleet's.
+        models: Models served; empty means every model that the endpoints have.
+        resolve_interval_s: How often `dns:///` names are looked up again.
+        channels: gRPC channels to each endpoint.
+        limits: Sizes beyond which requests are refused.
+    """
+
+    endpoints: list[str] = []
+    registry: Name = "endpoint-registry"
+    models: list[Name] = []
+    resolve_interval_s: float = Field(default=5.0, gt=0.0)
+    channels: ChannelSettings = ChannelSettings()
+    limits: LimitSettings = LimitSettings()
+
+
+class RestartSettings(Settings):
+    """How a tritonserver that ended by itself is started again.
+
+    Attributes:
+        initial_backoff_s: Pause before the first restart; doubles each time.
+        max_backoff_s: Longest pause.
+        reset_after_s: A server that lived this long starts anew with the first pause.
+        max_restarts: Restarts without such a life before the replica reports itself unhealthy.
+    """
+
+    initial_backoff_s: float = Field(default=0.1, ge=0.0)
+    max_backoff_s: float = Field(default=10.0, gt=0.0)
+    reset_after_s: float = Field(default=60.0, gt=0.0)
+    max_restarts: int = Field(default=8, ge=0)
+
+
+class TritonServerArgs(Settings):
+    """`args:` of `serve_app.deployments.apps:triton_fleet`.
+
+    Attributes:
+        model_repository: Folder of models; a relative path is taken from `SERVE_APP_HOME`.
+        models: Models loaded at start; empty means every model in the repository.
+        registry: Name of the EndpointRegistry actor in which endpoints are leased.
+        tritonserver: Path of the binary; found by `fleet.runtime` when not set.
+        num_replicas: Servers in the fleet.
+        num_cpus: CPUs that Ray reserves for one server.
+        num_gpus: GPUs that Ray gives one server.
+        transport: Where a server's gRPC listens: `tcp` on the node's address and a free port, or `unix`, a socket
+            that only replicas on the same node can reach.
+        allow_http: Open Triton's own HTTP endpoint on a free port of 127.0.0.1 too, for looking at it by hand. An
+            idle keep-alive connection to it delays the server's stop by `stop_timeout_s`.
+        start_timeout_s: How long a server may take to become ready.
+        stop_timeout_s: `--exit-timeout-secs`, after which a stopping server gives up on what still runs.
+        lease_s: How long an endpoint stays in the registry without a heartbeat.
+        restart: How a server that ended is started again.
+        extra_arguments: More command-line arguments for tritonserver, as they are.
+    """
+
+    model_repository: str = "model_repository"
+    models: list[Name] = []
+    registry: Name = "endpoint-registry"
+    tritonserver: str | None = None
+    num_replicas: int = Field(default=1, ge=1)
+    num_cpus: float = Field(default=1.0, ge=0.0)
+    num_gpus: float = Field(default=0.0, ge=0.0)
+    transport: Literal["tcp", "unix"] = "tcp"
+    allow_http: bool = False
+    start_timeout_s: float = Field(default=120.0, gt=0.0)
+    stop_timeout_s: int = Field(default=8, ge=1)
+    lease_s: float = Field(default=3.0, gt=0.0)
+    restart: RestartSettings = RestartSettings()
+    extra_arguments: list[str] = []
+
+
+def home(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder that relative paths in `deployments.yaml` are taken from.
+
+    `SERVE_APP_HOME` where it is set (by `cluster/serve.env`), else the process's working directory.
+    """
+    return Path(environ.get("SERVE_APP_HOME") or Path.cwd())
+
+
+def resolve_path(path: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """An absolute path for a path from the settings; see `home`."""
+    return (home(environ) / Path(path).expanduser()).resolve()
