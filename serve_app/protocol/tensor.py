@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class Tensor:
         if array.size == 0:
             return cls(name, datatype.name, shape, b"")
         # bfloat16 has no buffer protocol, a view as bytes always has one.
-        view = memoryview(array.reshape(-1).view(np.uint8))
+        view = memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # numpy's stubs lack __buffer__
         return cls(name, datatype.name, shape, view)
 
     def to_numpy(self) -> npt.NDArray[Any]:
@@ -87,9 +88,9 @@ class Tensor:
             )
         if datatype.size_bytes is None:
             elements = unpack_bytes(self.data, name=self.name, num_elements=self.num_elements)
-            array = np.empty(len(elements), dtype=np.object_)
-            array[:] = elements
-            return array.reshape(self.shape)
+            objects = np.empty(len(elements), dtype=np.object_)
+            objects[:] = elements
+            return objects.reshape(self.shape)
         expected = self.num_elements * datatype.size_bytes
         if self.size_bytes != expected:
             raise TensorShapeMismatch(
@@ -167,4 +168,4 @@ def unpack_bytes(data: Buffer, *, name: str, num_elements: int) -> list[bytes]:
         TensorShapeMismatch: As for `bytes_offsets`.
     """
     offsets = bytes_offsets(data, name=name, num_elements=num_elements)
-    return [bytes(data[start + 4 : end]) for start, end in zip(offsets, offsets[1:], strict=False)]
+    return [bytes(data[start + 4 : end]) for start, end in pairwise(offsets)]
