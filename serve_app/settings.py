@@ -229,3 +229,13 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
 def resolve_path(path: str, environ: Mapping[str, str] = os.environ) -> Path:
     """An absolute path for a path from the settings; see `home`."""
     return (home(environ) / Path(path).expanduser()).resolve()
+
+
+def handle_message_bytes(environ: Mapping[str, str] = os.environ) -> int:
+    """Largest message of a handle call by value, as Ray Serve reads it from the environment.
+
+    Four MiB, gRPC's own default, unless `RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH` says otherwise (as
+    `cluster/serve.env` does, for both sides).
+    """
+    text = environ.get("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", "")
+    return int(text) if text.isdigit() else 4 * MIB

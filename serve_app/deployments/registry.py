@@ -1,0 +1,246 @@
+"""The EndpointRegistry actor and how replicas reach it: leases in, versioned snapshots out.
+
+Its state is soft. When the actor restarts, the fleet's heartbeats fill it again; while it is away, every
+ModelServer replica goes on with the last snapshot it has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from serve_app.clock import Clock, MonotonicClock
+from serve_app.endpoint import Endpoint
+from serve_app.fleet.leases import LeaseTable
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "serve_app"
+
+# Between a failed call to the actor and the next try.
+_RETRY_S = 0.5
+# How soon a watcher sees that a lease ran out, for want of an event that says so.
+_EXPIRY_TICK_S = 0.25
+# Longest time one `watch` call stays open; only bounds how long a dead caller's call lingers.
+_WATCH_S = 10.0
+
+
+# A registry younger than this may not have heard from every server yet; two default leases.
+_SETTLE_S = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the registry knows at one moment.
+
+    Attributes:
+        epoch: One life of the actor; versions of different epochs do not compare.
+        version: Grows with every change.
+        is_settled: False while the actor is so young that servers may be missing from it.
+        endpoints: All endpoints whose lease has not run out.
+    """
+
+    epoch: str
+    version: int
+    is_settled: bool
+    endpoints: tuple[Endpoint, ...]
+
+    @property
+    def key(self) -> tuple[str, int, bool]:
+        """What tells this snapshot from others."""
+        return self.epoch, self.version, self.is_settled
+
+
+def known_endpoints(known: Sequence[Endpoint], snapshot: Snapshot) -> tuple[Endpoint, ...]:
+    """The endpoints to use after a snapshot.
+
+    A registry that has just restarted knows only the servers whose heartbeat came since. Until it has settled,
+    nothing that was known before is taken away.
+    """
+    if snapshot.is_settled:
+        return snapshot.endpoints
+    return snapshot.endpoints + tuple(endpoint for endpoint in known if endpoint not in snapshot.endpoints)
+
+
+class EndpointRegistry:
+    """The actor's class; plain, so that tests need no Ray.
+
+    Args:
+        clock: The clock that leases are on.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or MonotonicClock()
+        self._started_at = self._clock.now()
+        self._table = LeaseTable()
+        self._changed = asyncio.Event()
+
+    async def renew(self, endpoint: Endpoint, lease_s: float) -> None:
+        """Enter an endpoint, or keep it for another `lease_s` seconds."""
+        self._table.renew(endpoint, lease_s=lease_s, now=self._clock.now())
+        self._notice()
+
+    async def release(self, server_id: str) -> None:
+        """Take an endpoint out at once; unknown ids are fine."""
+        self._table.release(server_id)
+        self._notice()
+
+    async def watch(self, seen: tuple[str, int, bool] | None, timeout_s: float) -> Snapshot:
+        """The current snapshot, as soon as its key differs from `seen`, at most `timeout_s` later."""
+        deadline = self._clock.now() + timeout_s
+        while True:
+            now = self._clock.now()
+            current = self._snapshot(now)
+            if current.key != seen or now >= deadline:
+                return current
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), min(deadline - now, _EXPIRY_TICK_S))
+
+    def _snapshot(self, now: float) -> Snapshot:
+        self._table.expire(now)
+        version, endpoints = self._table.snapshot()
+        return Snapshot(self._table.epoch, version, now - self._started_at >= _SETTLE_S, tuple(endpoints))
+
+    def _notice(self) -> None:
+        """Wake every watcher; those for whom nothing changed go back to waiting."""
+        event, self._changed = self._changed, asyncio.Event()
+        event.set()
+
+    def __repr__(self) -> str:
+        return f"<EndpointRegistry {self._table!r}>"
+
+
+def registry_actor(name: str) -> Any:
+    """A handle to the registry actor, which is created if there is none."""
+    return (
+        ray.remote(EndpointRegistry)
+        .options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=10_000,
+        )
+        .remote()
+    )
+
+
+class RegistryWatch:
+    """Follows the registry and reports every new set of endpoints; `async with`.
+
+    Args:
+        name: The actor's name.
+        on_change: Called in the event loop with the endpoints, first as soon as a snapshot was read.
+    """
+
+    def __init__(self, name: str, on_change: Callable[[Sequence[Endpoint]], None]) -> None:
+        self._name = name
+        self._on_change = on_change
+        self._known: tuple[Endpoint, ...] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> RegistryWatch:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        is_reachable = True
+        while True:
+            try:
+                actor = await asyncio.to_thread(registry_actor, self._name)
+                seen: tuple[str, int, bool] | None = None
+                while True:
+                    snapshot = await actor.watch.remote(seen, _WATCH_S)
+                    is_reachable, seen = True, snapshot.key
+                    self._take(snapshot)
+            except RayError as error:
+                if is_reachable:
+                    logger.warning("the endpoint registry cannot be reached, going on with what is known: %s", error)
+                is_reachable = False
+                await asyncio.sleep(_RETRY_S)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        known = known_endpoints(self._known or (), snapshot)
+        if self._known is None or set(known) != set(self._known):
+            self._on_change(known)
+        self._known = known
+
+    def __repr__(self) -> str:
+        return f"<RegistryWatch {self._name!r} {len(self._known or ())} endpoints>"
+
+
+class Lease:
+    """Keeps one server's endpoint in the registry; `async with`.
+
+    Args:
+        name: The actor's name.
+        lease_s: How long the endpoint stays without a heartbeat; heartbeats go out three times as often.
+    """
+
+    def __init__(self, name: str, *, lease_s: float) -> None:
+        self._name = name
+        self._lease_s = lease_s
+        self._endpoint: Endpoint | None = None
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._actor: Any = None
+
+    async def __aenter__(self) -> Lease:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._release(self._endpoint)
+        self._endpoint = None
+
+    def set(self, endpoint: Endpoint | None) -> None:
+        """Lease this endpoint from now on instead of the one before; `None` takes it out."""
+        self._endpoint = endpoint
+        self._changed.set()
+
+    async def _run(self) -> None:
+        leased: Endpoint | None = None
+        while True:
+            self._changed.clear()
+            endpoint = self._endpoint
+            if leased is not None and leased != endpoint:
+                await self._release(leased)
+            leased = endpoint
+            if endpoint is not None:
+                await self._call("renew", endpoint, self._lease_s)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._lease_s / 3)
+
+    async def _release(self, endpoint: Endpoint | None) -> None:
+        if endpoint is not None:
+            await self._call("release", endpoint.server_id)
+
+    async def _call(self, method: str, *args: object) -> None:
+        """One call to the actor; a failure is logged and made good by the next heartbeat."""
+        try:
+            if self._actor is None:
+                self._actor = await asyncio.to_thread(registry_actor, self._name)
+            await asyncio.wait_for(getattr(self._actor, method).remote(*args), self._lease_s)
+        except (RayError, asyncio.TimeoutError) as error:
+            self._actor = None
+            logger.warning("%s at the endpoint registry failed: %s", method, error or type(error).__name__)
+
+    def __repr__(self) -> str:
+        return f"<Lease {self._name!r} {self._endpoint}>"

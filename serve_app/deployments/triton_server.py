@@ -1,0 +1,73 @@
+"""The TritonServer deployment: each replica supervises one tritonserver on the node Ray put it on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from serve_app.deployments.registry import Lease
+from serve_app.endpoint import Endpoint
+from serve_app.fleet.runtime import TritonRuntime
+from serve_app.fleet.supervisor import TritonSupervisor
+from serve_app.settings import TritonServerArgs
+
+logger = logging.getLogger(__name__)
+
+
+class TritonServer:
+    """One tritonserver and its lease in the EndpointRegistry.
+
+    The endpoint is in the registry only while the server is ready, and leaves it before the server stops. Ray
+    Serve's health check fails once the supervisor has given up, so that Serve replaces the replica.
+
+    Args:
+        args: As JSON-like data, since it crosses processes.
+    """
+
+    async def __init__(self, args: dict[str, Any]) -> None:
+        self._args = TritonServerArgs.model_validate(args)
+        self._stack = contextlib.AsyncExitStack()
+        context = ray.get_runtime_context()
+        runtime = await asyncio.to_thread(TritonRuntime.find, self._args)
+        state_dir = Path(tempfile.mkdtemp(prefix="serve-app-triton-"))
+        try:
+            self._lease = await self._stack.enter_async_context(Lease(self._args.registry, lease_s=self._args.lease_s))
+            self._supervisor = await self._stack.enter_async_context(
+                TritonSupervisor(
+                    self._args,
+                    runtime=runtime,
+                    host=ray.util.get_node_ip_address(),
+                    node_id=context.get_node_id(),
+                    state_dir=state_dir,
+                    on_endpoint=self._on_endpoint,
+                )
+            )
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    def _on_endpoint(self, endpoint: Endpoint | None) -> None:
+        logger.info("endpoint: %s", endpoint)
+        self._lease.set(endpoint)
+
+    async def check_health(self) -> None:
+        """Called by Ray Serve; raises when the supervisor has given up."""
+        self._supervisor.check_health()
+
+    async def statistics(self) -> dict[str, Any]:
+        """What the supervisor counts, and where its server is."""
+        return {"endpoint": self._supervisor.endpoint, "supervisor": self._supervisor.statistics()}
+
+    async def __del__(self) -> None:
+        """Ray Serve awaits this when it stops a replica; no garbage collector is involved.
+
+        Should the process die without it, the server's guard ends the server all the same.
+        """
+        if hasattr(self, "_supervisor"):
+            await self._stack.aclose()

@@ -1,0 +1,129 @@
+"""Reading a request's body and headers off ASGI, within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import zlib
+
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from serve_app.errors import InvalidRequest, RequestCancelled, RequestTooLarge, Unsupported
+
+# Above this much packed data, unpacking leaves the event loop for a thread (zlib releases the GIL).
+_THREAD_ABOVE_BYTES = 256 * 1024
+
+
+async def read_body(headers: Headers, receive: Receive, *, max_bytes: int) -> bytes:
+    """The whole body, unpacked.
+
+    Args:
+        headers: The request's headers.
+        receive: ASGI's `receive` of a request whose body has not been read.
+        max_bytes: Most bytes, before and after unpacking.
+
+    Raises:
+        RequestTooLarge: The declared, received or unpacked size is above `max_bytes`; raised as soon as known.
+        InvalidRequest: The body is not what `Content-Encoding` says.
+        Unsupported: Another encoding than gzip, deflate or identity.
+        RequestCancelled: The client went away before it had sent everything.
+    """
+    declared = headers.get("content-length")
+    if declared is not None and declared.isdigit() and int(declared) > max_bytes:
+        raise RequestTooLarge("request body", int(declared), max_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RequestCancelled("request body")
+        chunk = message.get("body", b"")
+        if chunk:
+            size += len(chunk)
+            if size > max_bytes:
+                raise RequestTooLarge("request body", size, max_bytes)
+            chunks.append(chunk)
+        more = message.get("more_body", False)
+    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if not encoding or encoding == "identity":
+        return body
+    if len(body) > _THREAD_ABOVE_BYTES:
+        return await asyncio.to_thread(unpack, body, encoding=encoding, max_bytes=max_bytes)
+    return unpack(body, encoding=encoding, max_bytes=max_bytes)
+
+
+def unpack(body: bytes, *, encoding: str, max_bytes: int) -> bytes:
+    """Undo `Content-Encoding`, never producing more than `max_bytes`; see `read_body` for the errors."""
+    # wbits: 31 is a gzip header, 15 a zlib one (what HTTP calls deflate), -15 none (what some clients send).
+    if encoding == "gzip":
+        wbits = 31
+    elif encoding == "deflate":
+        wbits = 15 if body[:1] == b"\x78" else -15
+    else:
+        raise Unsupported(f"Content-Encoding {encoding!r}", "use gzip, deflate or none")
+    unpacker = zlib.decompressobj(wbits)
+    try:
+        unpacked = unpacker.decompress(body, max_bytes + 1)
+    except zlib.error:
+        unpacked, unpacker = b"", zlib.decompressobj(wbits)
+    if len(unpacked) > max_bytes:
+        raise RequestTooLarge("unpacked request body", len(unpacked), max_bytes)
+    if not unpacker.eof or unpacker.unused_data:
+        raise InvalidRequest("body", f"data that is not {encoding}", f"a whole {encoding} stream and nothing after it")
+    return unpacked
+
+
+def pack(body: bytes, *, encoding: str) -> bytes:
+    """Apply a `Content-Encoding` of `gzip` or `deflate`, at zlib's fastest level."""
+    packer = zlib.compressobj(1, zlib.DEFLATED, 31 if encoding == "gzip" else 15)
+    return packer.compress(body) + packer.flush()
+
+
+def accepted_encoding(headers: Headers) -> str | None:
+    """`gzip` or `deflate` when the client asks for one of them by name, else `None`.
+
+    A client that also names encodings we do not have (browsers do) still gets one that we have; `*` alone and
+    a quality of 0 get none.
+    """
+    for part in headers.get("accept-encoding", "").split(","):
+        name, _, quality = part.strip().lower().partition(";")
+        if name in ("gzip", "deflate") and quality.replace(" ", "") not in ("q=0", "q=0.0"):
+            return name
+    return None
+
+
+def timeout_of(headers: Headers) -> float | None:
+    """The budget in seconds that `x-request-timeout-seconds` asks for, or `None`.
+
+    Raises:
+        InvalidRequest: The header is not a number above zero.
+    """
+    text = headers.get("x-request-timeout-seconds")
+    if text is None:
+        return None
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = math.nan
+    if not (math.isfinite(timeout_s) and timeout_s > 0.0):
+        raise InvalidRequest("header x-request-timeout-seconds", repr(text[:32]), "a number of seconds above 0")
+    return timeout_s
+
+
+def header_length_of(headers: Headers) -> int | None:
+    """Bytes of JSON before the binary tensors, from `Inference-Header-Content-Length`; `None` means all of it.
+
+    Raises:
+        InvalidRequest: The header is not a whole number.
+    """
+    text = headers.get("inference-header-content-length")
+    if text is None:
+        return None
+    if not text.strip().isdigit() or len(text) > 20:
+        raise InvalidRequest(
+            "header Inference-Header-Content-Length", repr(text[:32]), "the number of bytes of JSON in the body"
+        )
+    return int(text)

@@ -1,0 +1,136 @@
+"""Triton's `GRPCInferenceService` over the data plane.
+
+Ray Serve calls the methods of the deployment that are named like the RPCs, so this is a class for the deployment to
+inherit from. Errors set the status on Serve's gRPC context and are raised again: Serve then sends that status.
+"""
+
+# RPC names are the methods' names.
+# ruff: noqa: N802
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
+
+from serve_app.dataplane import DataPlane
+from serve_app.errors import ServeAppError, Unsupported
+from serve_app.ingress.grpc_errors import grpc_status_of
+from serve_app.ingress.http_errors import error_text
+from serve_app.ingress.http_routes import server_metadata
+from serve_app.protocol.grpc_codec import decode_infer_request, encode_infer_response
+
+logger = logging.getLogger(__name__)
+
+Message = Any
+Rpc = Callable[[Any, Message, Any], Awaitable[Message]]
+
+
+def name_generated_modules() -> None:
+    """Make Triton's generated protobuf modules importable by the names their messages are pickled under.
+
+    They were generated as top-level modules, so a message pickles as `grpc_service_pb2.ModelInferRequest`. Ray
+    Serve's default proxy pickles messages on their way to the replica; both ends call this first.
+    """
+    sys.modules.setdefault("grpc_service_pb2", service_pb2)
+    sys.modules.setdefault("model_config_pb2", model_config_pb2)
+
+
+def add_inference_service(servicer: Any, server: Any) -> None:
+    """What `grpc_options.grpc_servicer_functions` names: registers Triton's service with Ray Serve."""
+    name_generated_modules()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+
+
+def answering_errors(rpc: Rpc) -> Rpc:
+    """An RPC whose errors become gRPC statuses; of an error that is not ours the client learns nothing."""
+
+    @wraps(rpc)
+    async def call(self: Any, request: Message, grpc_context: Any) -> Message:
+        try:
+            return await rpc(self, request, grpc_context)
+        except Exception as error:
+            if not isinstance(error, ServeAppError):
+                logger.exception("%s failed in a way that has no error class", rpc.__name__)
+            grpc_context.set_code(grpc_status_of(error))
+            grpc_context.set_details(error_text(error))
+            raise
+
+    return call
+
+
+def _refusing(rpc_name: str, reason: str) -> Rpc:
+    """An RPC that answers UNIMPLEMENTED and says why."""
+
+    async def refuse(self: Any, request: Message, grpc_context: Any) -> Message:
+        raise Unsupported(rpc_name, reason)
+
+    refuse.__name__ = rpc_name
+    refuse.__doc__ = f"UNIMPLEMENTED: {reason}"
+    return answering_errors(refuse)
+
+
+class GrpcServicer:
+    """The RPCs; `_plane` is the deployment's, set before the first call."""
+
+    _plane: DataPlane
+
+    @answering_errors
+    async def ServerLive(self, request: Message, grpc_context: Any) -> Message:
+        """Whether this replica takes requests at all."""
+        return service_pb2.ServerLiveResponse(live=self._plane.is_live())
+
+    @answering_errors
+    async def ServerReady(self, request: Message, grpc_context: Any) -> Message:
+        """Whether a request would be answered now."""
+        return service_pb2.ServerReadyResponse(ready=await self._plane.is_ready())
+
+    @answering_errors
+    async def ModelReady(self, request: Message, grpc_context: Any) -> Message:
+        """Whether a server has the model loaded; false for unknown models, as in Triton."""
+        return service_pb2.ModelReadyResponse(ready=await self._plane.is_model_ready(request.name, request.version))
+
+    @answering_errors
+    async def ServerMetadata(self, request: Message, grpc_context: Any) -> Message:
+        """Name, version and extensions of this server."""
+        return service_pb2.ServerMetadataResponse(**server_metadata())
+
+    @answering_errors
+    async def ModelMetadata(self, request: Message, grpc_context: Any) -> Message:
+        """Triton's metadata of the model, unchanged."""
+        return await self._plane.model_metadata(request.name, request.version)
+
+    @answering_errors
+    async def ModelConfig(self, request: Message, grpc_context: Any) -> Message:
+        """Triton's configuration of the model, unchanged."""
+        return await self._plane.model_config(request.name, request.version)
+
+    @answering_errors
+    async def RepositoryIndex(self, request: Message, grpc_context: Any) -> Message:
+        """The models that are served here, with their states."""
+        models = await self._plane.repository_index(is_ready=request.ready)
+        return service_pb2.RepositoryIndexResponse(models=models)
+
+    @answering_errors
+    async def ModelInfer(self, request: Message, grpc_context: Any) -> Message:
+        """One inference request."""
+        answer = await self._plane.infer(decode_infer_request(request))
+        return encode_infer_response(answer)
+
+    ModelStreamInfer = _refusing("ModelStreamInfer", "this server answers unary ModelInfer only")
+    ModelStatistics = _refusing("ModelStatistics", "statistics are kept by each Triton server")
+    RepositoryModelLoad = _refusing("RepositoryModelLoad", "models are loaded by the fleet's settings")
+    RepositoryModelUnload = _refusing("RepositoryModelUnload", "models are unloaded by the fleet's settings")
+    TraceSetting = _refusing("TraceSetting", "trace settings belong to each Triton server")
+    LogSettings = _refusing("LogSettings", "log settings belong to each Triton server")
+
+    _SHARED_MEMORY = "shared memory of a client is not mapped by this server; send tensors in the message"
+    SystemSharedMemoryStatus = _refusing("SystemSharedMemoryStatus", _SHARED_MEMORY)
+    SystemSharedMemoryRegister = _refusing("SystemSharedMemoryRegister", _SHARED_MEMORY)
+    SystemSharedMemoryUnregister = _refusing("SystemSharedMemoryUnregister", _SHARED_MEMORY)
+    CudaSharedMemoryStatus = _refusing("CudaSharedMemoryStatus", _SHARED_MEMORY)
+    CudaSharedMemoryRegister = _refusing("CudaSharedMemoryRegister", _SHARED_MEMORY)
+    CudaSharedMemoryUnregister = _refusing("CudaSharedMemoryUnregister", _SHARED_MEMORY)
