@@ -44,6 +44,23 @@ class TensorShapeMismatch(InvalidRequest):
     """A tensor's shape does not fit the model's metadata, or its data does not fill its shape."""
 
 
+class RequestRejected(InvalidRequest):
+    """Triton, or the model's backend in it, found the request invalid; the text is theirs.
+
+    Args:
+        model_name: The model that was asked.
+        reason: The server's message, one line.
+    """
+
+    def __init__(self, model_name: str, reason: str) -> None:
+        super().__init__(f"request for model {model_name!r}", "one that Triton refused", "one that it accepts")
+        self.args = (model_name, reason)
+        self.model_name, self.reason = model_name, reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 class RequestTooLarge(ServeAppError):
     """A size is above its limit.
 
@@ -130,12 +147,20 @@ class ModelNotReady(Unavailable):
     """The model is known and not loaded (yet, or any more)."""
 
 
+class ModelCrashed(ModelNotReady):
+    """The model's process in Triton died, during this request or before it; Triton itself goes on."""
+
+
 class NoEndpoint(Unavailable):
     """No Triton server is there to take the request."""
 
 
 class EndpointUnavailable(Unavailable):
     """A Triton server could not be reached, or went away during the call."""
+
+
+class EndpointUnreachable(EndpointUnavailable):
+    """A Triton server could not be connected to: the request never left, so sending it elsewhere is safe."""
 
 
 class Overloaded(Unavailable):
