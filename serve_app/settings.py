@@ -197,8 +197,12 @@ class TritonServerArgs(Settings):
             idle keep-alive connection to it delays the server's stop by `stop_timeout_s`.
         start_timeout_s: How long a server may take to become ready.
         stop_timeout_s: `--exit-timeout-secs`, after which a stopping server gives up on what still runs.
+        drain_s: Pause between leaving the registry and asking the server to stop, in which replicas learn of it.
+        unresponsive_timeout_s: A server that answers no probe for so long is killed and started again.
         lease_s: How long an endpoint stays in the registry without a heartbeat.
         restart: How a server that ended is started again.
+        log_verbose: `--log-verbose`; 0 logs starts, stops, loads and errors, 1 and more log every request.
+        max_log_bytes: Size at which a server's log file is moved aside (one older file is kept).
         extra_arguments: More command-line arguments for tritonserver, as they are.
     """
 
@@ -213,8 +217,12 @@ class TritonServerArgs(Settings):
     allow_http: bool = False
     start_timeout_s: float = Field(default=120.0, gt=0.0)
     stop_timeout_s: int = Field(default=8, ge=1)
+    drain_s: float = Field(default=0.5, ge=0.0)
+    unresponsive_timeout_s: float = Field(default=20.0, gt=0.0)
     lease_s: float = Field(default=3.0, gt=0.0)
     restart: RestartSettings = RestartSettings()
+    log_verbose: int = Field(default=0, ge=0, le=9)
+    max_log_bytes: int = Field(default=16 * MIB, ge=64 * 1024)
     extra_arguments: list[str] = []
 
 
