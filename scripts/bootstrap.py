@@ -108,8 +108,10 @@ def step(title, stamp_name, inputs, commands):
                 digest.update(file.read())
         digest.update(item.encode())
     stamp = os.path.join(VENV, stamp_name)
-    if os.path.exists(stamp) and open(stamp).read() == digest.hexdigest():
-        return
+    if os.path.exists(stamp):
+        with open(stamp) as file:
+            if file.read() == digest.hexdigest():
+                return
     started = time.time()
     print("==> {}".format(title), flush=True)
     for command in commands:

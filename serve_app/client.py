@@ -32,11 +32,10 @@ from serve_app.errors import (
     RequestCancelled,
     ServeAppError,
 )
-from serve_app.protocol.messages import ParameterValue
+from serve_app.protocol.messages import Arrays, ParameterValue
 
 logger = logging.getLogger(__name__)
 
-Arrays = dict[str, npt.NDArray[Any]]
 InferFuture = concurrent.futures.Future[Arrays]
 
 # Room for names, shapes and pickle's framing beside the tensors of a call by value.

@@ -65,7 +65,7 @@ class InferEndpoint:
             response = await self._respond(scope, receive)
         except ServeAppError as error:
             response = error_response(error)
-        except Exception as error:  # noqa: BLE001  # the last line: a stack trace goes to the log, not to the client
+        except Exception as error:  # the last line: a stack trace goes to the log, not to the client
             logger.exception("infer failed in a way that has no error class")
             response = error_response(error)
         response.headers["server-timing"] = f"total;dur={(time.perf_counter() - started) * 1e3:.3f}"
@@ -190,7 +190,7 @@ def answering_errors(handler: Handler) -> Handler:
             return await handler(request)
         except ServeAppError as error:
             return error_response(error)
-        except Exception as error:  # noqa: BLE001  # as in InferEndpoint: log it, tell the client nothing
+        except Exception as error:  # as in InferEndpoint: log it, tell the client nothing
             logger.exception("%s failed in a way that has no error class", request.url.path)
             return error_response(error)
 
@@ -201,10 +201,8 @@ def v2_routes(plane: DataPlane, limits: LimitSettings) -> list[Route]:
     """All V2 routes, the hot one first."""
     control = ControlRoutes(plane, limits)
     infer: ASGIApp = InferEndpoint(plane, limits)
-    routes = []
     model_paths = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
-    for path in model_paths:
-        routes.append(Route(f"{path}/infer", infer, methods=["POST"]))
+    routes = [Route(f"{path}/infer", infer, methods=["POST"]) for path in model_paths]
     for path in model_paths:
         routes.append(Route(f"{path}/ready", answering_errors(control.model_ready), methods=["GET"]))
         routes.append(Route(f"{path}/config", answering_errors(control.config), methods=["GET"]))

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from typing import Any
+
+import numpy.typing as npt
+
 from serve_app.protocol.tensor import Tensor
 
 ParameterValue = bool | int | float | str
 Parameters = dict[str, ParameterValue]
+Arrays = dict[str, npt.NDArray[Any]]
+"""Tensors as handle calls carry them: arrays by name."""
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ ONLY_IN = {
     "ray": {"deployments", "client", "cli"},
     "starlette": {"ingress", "deployments"},
     "grpc": {"triton", "fleet", "ingress", "client"},
-    "typer": {"cli"},
+    "typer": {"cli", "samples"},  # `python -m serve_app.samples` is a command of its own
 }
 
 

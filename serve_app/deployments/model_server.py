@@ -1,0 +1,167 @@
+"""The ModelServer deployment: V2 over HTTP and gRPC and the Python handle, in front of a fleet of Triton servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+import ray
+from starlette.types import ASGIApp
+
+from serve_app.clock import MonotonicClock
+from serve_app.dataplane import DataPlane
+from serve_app.deployments.collector import ServeBatchCollector
+from serve_app.deployments.registry import RegistryWatch
+from serve_app.errors import BackendFailed, NoEndpoint
+from serve_app.ingress.grpc_servicer import GrpcServicer, name_generated_modules
+from serve_app.ingress.http_app import http_app
+from serve_app.protocol.messages import Arrays, InferRequest, ModelSpec, ParameterValue, RequestedOutput
+from serve_app.protocol.tensor import Tensor
+from serve_app.runner import ModelRunner
+from serve_app.settings import ModelServerArgs, ModelServerConfig, ModelSettings
+from serve_app.triton.resolver import EndpointResolver
+from serve_app.triton.router import Router
+
+logger = logging.getLogger(__name__)
+
+# How long a starting replica waits for a first endpoint before it is up without one. The front starts beside the
+# fleet, and a replica that is up a moment too early would answer its first requests with errors.
+_FIRST_ENDPOINT_S = 20.0
+
+
+class ModelServer(GrpcServicer):
+    """One replica: a router to all Triton servers, and a data plane over it.
+
+    Serve's ingress wraps this class and asks it for its ASGI app; gRPC calls and handle calls reach its methods.
+
+    Args:
+        args: `ModelServerArgs` as JSON-like data, since it crosses processes.
+    """
+
+    async def __init__(self, args: dict[str, Any]) -> None:
+        name_generated_modules()
+        self._args = ModelServerArgs.model_validate(args)
+        self._stack = contextlib.AsyncExitStack()
+        self._clock = MonotonicClock()
+        try:
+            await self._open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _open(self) -> None:
+        self._router = await self._stack.enter_async_context(
+            Router(
+                self._args.channels,
+                clock=self._clock,
+                local_node_id=ray.get_runtime_context().get_node_id(),
+            )
+        )
+        self._plane = await self._stack.enter_async_context(
+            DataPlane(
+                self._router,
+                self._open_runner,
+                config=ModelServerConfig(),
+                models=self._args.models,
+                clock=self._clock,
+            )
+        )
+        if self._args.endpoints:
+            source: Any = EndpointResolver(
+                self._args.endpoints,
+                interval_s=self._args.resolve_interval_s,
+                on_change=self._router.update,
+            )
+        else:
+            source = RegistryWatch(self._args.registry, self._router.update)
+        await self._stack.enter_async_context(source)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._first_endpoint(), _FIRST_ENDPOINT_S)
+
+    async def _first_endpoint(self) -> None:
+        while self._router.num_endpoints == 0:  # noqa: ASYNC110  # the router reports changes to one listener only
+            await asyncio.sleep(0.05)
+
+    def _open_runner(self, spec: ModelSpec, settings: ModelSettings) -> ModelRunner:
+        return ModelRunner(
+            spec,
+            settings,
+            send=self._send,
+            num_endpoints=lambda: self._router.num_endpoints,
+            limits=self._args.limits,
+            clock=self._clock,
+            collect=ServeBatchCollector,
+        )
+
+    # --- called by Ray Serve ------------------------------------------------------------------------------
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:  # noqa: PLW3201  # Serve's name for it
+        """The replica's ASGI app."""
+        return http_app(self._plane, self._args.limits)
+
+    def reconfigure(self, config: dict[str, Any]) -> None:
+        """Apply a new `user_config` in place.
+
+        Raises:
+            pydantic.ValidationError: A key is unknown or a value out of range; the old settings stay in force.
+        """
+        self._plane.reconfigure(ModelServerConfig.model_validate(config))
+
+    async def check_health(self) -> None:
+        """Raises when this replica cannot work; that no Triton is there is not this replica's fault."""
+        if not self._plane.is_live():
+            raise NoEndpoint("replica", "its data plane is closed")
+
+    async def __del__(self) -> None:
+        """Ray Serve awaits this when it stops a replica, after its last request; no garbage collector is involved."""
+        if hasattr(self, "_stack"):
+            await self._stack.aclose()
+
+    # --- handle calls -------------------------------------------------------------------------------------
+
+    async def infer(
+        self,
+        model_name: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        model_version: str = "",
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> Arrays:
+        """Run a model on arrays; what `handle.infer.remote(...)` calls.
+
+        Args:
+            model_name: The model.
+            inputs: Arrays by input name, rows first where the model batches.
+            model_version: Empty for the server's choice.
+            outputs: Names wanted, all when `None`.
+            parameters: V2 request parameters.
+            request_id: Passed on to Triton.
+            timeout_s: Whole budget in seconds; the model's setting when `None`.
+
+        Returns:
+            Arrays by output name, in the order asked for.
+
+        Raises:
+            ServeAppError: As the HTTP and gRPC ingress would answer it.
+        """
+        request = InferRequest(
+            model_name,
+            [Tensor.from_numpy(name, array) for name, array in inputs.items()],
+            model_version=model_version,
+            id=request_id,
+            outputs=[RequestedOutput(name) for name in outputs or ()],
+            parameters=dict(parameters or {}),
+        )
+        answer = await self._plane.infer(request, timeout_s=timeout_s)
+        return {tensor.name: tensor.to_numpy() for tensor in answer.outputs}
+
+    async def statistics(self) -> dict[str, Any]:
+        """Counts of this replica's data plane and router, for tests and tools."""
+        return {"plane": self._plane.statistics(), "router": self._router.statistics(), "repr": repr(self._plane)}

@@ -1,0 +1,123 @@
+"""Reading bodies and headers: limits hold before the bytes are there."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.datastructures import Headers
+from starlette.types import Message
+
+from serve_app.errors import InvalidRequest, RequestCancelled, RequestTooLarge, Unsupported
+from serve_app.ingress.body import (
+    accepted_encoding,
+    header_length_of,
+    pack,
+    read_body,
+    timeout_of,
+    unpack,
+)
+
+
+class Client:
+    """Sends chunks one by one and counts how many were taken."""
+
+    def __init__(self, chunks: Iterable[bytes], *, goes_away: bool = False) -> None:
+        self._chunks = list(chunks)
+        self._goes_away = goes_away
+        self.taken = 0
+
+    async def receive(self) -> Message:
+        if not self._chunks:
+            return {"type": "http.disconnect"}
+        self.taken += 1
+        chunk = self._chunks.pop(0)
+        return {"type": "http.request", "body": chunk, "more_body": bool(self._chunks) or self._goes_away}
+
+
+async def test_a_body_arrives_whole_however_it_was_cut() -> None:
+    """Chunked uploads are put together in order."""
+    client = Client([b"ab", b"", b"c"])
+    assert await read_body(Headers({}), client.receive, max_bytes=3) == b"abc"
+
+
+async def test_a_declared_length_above_the_limit_is_refused_unread() -> None:
+    """The client is told before a byte of it was read."""
+    client = Client([b"x" * 100])
+    with pytest.raises(RequestTooLarge, match="100 bytes, the limit is 10 bytes"):
+        await read_body(Headers({"content-length": "100"}), client.receive, max_bytes=10)
+    assert client.taken == 0
+
+
+async def test_an_undeclared_length_is_refused_when_it_passes_the_limit() -> None:
+    """A chunked upload is cut off at the limit, not read to its end."""
+    client = Client([b"x" * 8] * 100)
+    with pytest.raises(RequestTooLarge):
+        await read_body(Headers({}), client.receive, max_bytes=10)
+    assert client.taken == 2
+
+
+async def test_a_client_that_leaves_half_way_is_a_cancelled_request() -> None:
+    """Half a body is never taken for a whole one."""
+    client = Client([b"half"], goes_away=True)
+    with pytest.raises(RequestCancelled):
+        await read_body(Headers({}), client.receive, max_bytes=10)
+
+
+@given(st.binary(max_size=2000), st.sampled_from(["gzip", "deflate"]))
+def test_unpack_undoes_pack(body: bytes, encoding: str) -> None:
+    """Both encodings round-trip."""
+    assert unpack(pack(body, encoding=encoding), encoding=encoding, max_bytes=2000) == body
+
+
+def test_deflate_without_a_zlib_header_is_understood() -> None:
+    """Some clients send raw deflate under that name."""
+    packer = zlib.compressobj(wbits=-15)
+    assert unpack(packer.compress(b"abc") + packer.flush(), encoding="deflate", max_bytes=3) == b"abc"
+
+
+def test_a_bomb_is_refused_at_the_limit() -> None:
+    """A megabyte of zeros packs into a kilobyte; it is not unpacked past the limit."""
+    bomb = gzip.compress(b"\0" * 10_000_000)
+    with pytest.raises(RequestTooLarge, match="unpacked request body"):
+        unpack(bomb, encoding="gzip", max_bytes=1000)
+
+
+@pytest.mark.parametrize("body", [b"", b"not gzip", gzip.compress(b"abc")[:-4], gzip.compress(b"abc") + b"more"])
+def test_data_that_is_not_what_it_says_is_invalid(body: bytes) -> None:
+    """Broken, cut off or followed by something else: 400, not 500."""
+    with pytest.raises(InvalidRequest, match="gzip"):
+        unpack(body, encoding="gzip", max_bytes=1000)
+
+
+def test_other_encodings_are_unsupported() -> None:
+    """As Triton answers: 501."""
+    with pytest.raises(Unsupported, match="'br'"):
+        unpack(b"", encoding="br", max_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("gzip", "gzip"), ("deflate, gzip", "deflate"), ("br, gzip;q=0.5", "gzip"), ("gzip;q=0", None), ("*", None)],
+)
+def test_the_answer_is_packed_as_the_client_asks(value: str, expected: str | None) -> None:
+    """Only encodings that are named are used."""
+    assert accepted_encoding(Headers({"accept-encoding": value})) == expected
+
+
+@pytest.mark.parametrize("value", ["", "abc", "-1", "0", "nan", "inf"])
+def test_a_timeout_that_is_none_is_refused(value: str) -> None:
+    """A budget is a finite number of seconds above zero."""
+    with pytest.raises(InvalidRequest, match="x-request-timeout-seconds"):
+        timeout_of(Headers({"x-request-timeout-seconds": value}))
+
+
+@pytest.mark.parametrize("value", ["-1", "1e3", "0x10", "9" * 30])
+def test_a_header_length_that_is_none_is_refused(value: str) -> None:
+    """Where the JSON ends is a whole number of bytes."""
+    with pytest.raises(InvalidRequest, match="Inference-Header-Content-Length"):
+        header_length_of(Headers({"inference-header-content-length": value}))
