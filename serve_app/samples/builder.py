@@ -60,7 +60,6 @@ def build_sample(
             f"{folder} has no config.pbtxt, so this is not the model repository of the samples.",
             "run this in the folder that holds model_repository, or name it with --repository.",
         )
-    report("checking")
     if is_built(sample, repository):
         return False
     sources = _fetch_sources(sample, wheels, report)

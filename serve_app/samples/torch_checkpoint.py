@@ -94,11 +94,11 @@ def read_checkpoint(data: bytes) -> dict[str, npt.NDArray[Any]]:
         _load(file)  # byte order and integer sizes of the machine that wrote it
         state = _load(file)
         storages = _read_storages(file, data, keys=_load(file), state=state)
+        return {name: _tensor(record, storages) for name, record in state.items()}
     except PreflightFailed:
         raise
     except Exception as error:  # a damaged pickle raises whatever it likes
         raise _refused(f"reading it failed with {type(error).__name__}") from error
-    return {name: _tensor(record, storages) for name, record in state.items()}
 
 
 def _load(file: BinaryIO) -> Any:

