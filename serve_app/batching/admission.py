@@ -1,0 +1,62 @@
+"""Whether a queue has room for more, and the error that says which bound was met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from serve_app.errors import Overloaded, RequestTooLarge
+from serve_app.settings import QueueSettings
+
+
+class Load(NamedTuple):
+    """What waits, or asks to."""
+
+    num_requests: int
+    num_rows: int
+    num_bytes: int
+
+    def plus(self, other: Load) -> Load:
+        """Both together."""
+        return Load(
+            self.num_requests + other.num_requests, self.num_rows + other.num_rows, self.num_bytes + other.num_bytes
+        )
+
+    def minus(self, other: Load) -> Load:
+        """This without `other`, which is part of it."""
+        return Load(
+            self.num_requests - other.num_requests, self.num_rows - other.num_rows, self.num_bytes - other.num_bytes
+        )
+
+
+def check_request_size(load: Load, bounds: QueueSettings, *, what: str) -> None:
+    """Check that one request could ever fit the queue.
+
+    Raises:
+        RequestTooLarge: Not even an empty queue has room for it.
+    """
+    for size, limit, unit in ((load.num_rows, bounds.max_rows, "rows"), (load.num_bytes, bounds.max_bytes, "bytes")):
+        if size > limit:
+            raise RequestTooLarge(f"request for the queue of {what}", size, limit, unit)
+
+
+def check_room(
+    waiting: Load, more: Load, bounds: QueueSettings, *, what: str, retry_after_s: Callable[[], float]
+) -> None:
+    """Check that the queue has room for more.
+
+    Args:
+        waiting: What waits now.
+        more: What asks to.
+        bounds: Most that may wait.
+        what: The queue, for the error's text.
+        retry_after_s: Computes when a refused caller may come back; called only for a refusal.
+
+    Raises:
+        Overloaded: There is no room now.
+    """
+    limits = (bounds.max_requests, bounds.max_rows, bounds.max_bytes)
+    for now, new, limit, unit in zip(waiting, more, limits, ("requests", "rows", "bytes"), strict=True):
+        if now + new > limit:
+            reason = f"{now} {unit} are waiting, {new} more are above the limit of {limit}"
+            raise Overloaded(what, reason, retry_after_s())

@@ -1,0 +1,341 @@
+"""One model served by one replica, without Ray: checks requests, chooses their path and completes their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+from serve_app.batching.admission import Load, check_request_size
+from serve_app.batching.dispatcher import DRAIN_S, Dispatcher
+from serve_app.batching.sender import Send
+from serve_app.batching.statistics import DispatcherStatistics
+from serve_app.clock import Clock, Deadline
+from serve_app.errors import BackendFailed, DeadlineExceeded, PoolClosed, Unsupported
+from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec
+from serve_app.protocol.validation import check_request
+from serve_app.settings import BatchingMode, LimitSettings, ModelSettings
+
+
+class PendingState(enum.Enum):
+    """Where a request is that a collector was given."""
+
+    COLLECTING = "collecting"
+    DISPATCHED = "dispatched"
+    WITHDRAWN = "withdrawn"
+    EXPIRED = "expired"
+
+
+class Pending:
+    """A checked request in a collector's window.
+
+    Attributes:
+        request: Borrowed until the caller has its answer.
+        num_rows: Rows in it; what a window counts.
+        deadline: When it is no longer wanted.
+        state: Set by the runner.
+    """
+
+    __slots__ = ("_future", "deadline", "num_rows", "request", "state")
+
+    def __init__(self, request: InferRequest, num_rows: int, deadline: Deadline) -> None:
+        self.request = request
+        self.num_rows = num_rows
+        self.deadline = deadline
+        self.state = PendingState.COLLECTING
+        self._future: asyncio.Future[InferResponse] | None = None
+
+    def dispatched(self, future: asyncio.Future[InferResponse]) -> None:
+        """Note the future that will bring the answer."""
+        self._future = future
+        if self.state is PendingState.COLLECTING:
+            self.state = PendingState.DISPATCHED
+
+    def withdraw(self, state: PendingState = PendingState.WITHDRAWN) -> None:
+        """Give the request up, wherever it is: in the window, in the queue or in flight."""
+        self.state = state
+        if self._future is not None:
+            self._future.cancel()
+
+    def __repr__(self) -> str:
+        return f"<Pending {self.request.model_name} {self.num_rows} rows {self.state.value}>"
+
+
+class Collector(Protocol):
+    """What gathers a window's requests: the seam for Ray Serve's `@serve.batch`.
+
+    A collector awaits no model. When its window ends it calls the `Dispatch` it was made with and hands each item's
+    future to that item's caller at once, so that nobody waits for the answers of others.
+    """
+
+    async def collect(self, item: Pending) -> asyncio.Future[InferResponse]:
+        """Wait for the end of the window that `item` falls into.
+
+        Returns:
+            The item's future out of what `Dispatch` returned; the caller awaits it.
+        """
+        ...
+
+    def reconfigure(self, *, max_batch_rows: int, window_s: float) -> None:
+        """Change the rows at which a window closes early, and its length in seconds, from the next window on."""
+        ...
+
+
+Dispatch = Callable[[Sequence[Pending]], list[asyncio.Future[InferResponse]]]
+"""Queues a window's items; one future for each, in order. Never raises: an item that is refused has its error in its
+future, and one whose caller has left has a cancelled future."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerStatistics:
+    """A runner at one moment.
+
+    Attributes:
+        num_collecting: Requests in the collector's window.
+        num_collecting_rows: Rows of these.
+        dispatcher: The rest.
+    """
+
+    num_collecting: int
+    num_collecting_rows: int
+    dispatcher: DispatcherStatistics
+
+
+class RunnerState(enum.Enum):
+    """Life of a runner."""
+
+    OPEN = "open"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+class ModelRunner:
+    """One model version on one replica.
+
+    Requests are checked before they meet any other. Those of a model that batches go through the dispatcher, in mode
+    `serve_batch` by way of the collector; but not while the dispatcher is idle, nor with a budget that the window
+    would use up: these never wait for company. Other models' requests go through the same dispatcher one by one.
+
+    Made without a running loop; everything else is called on one loop.
+
+    Args:
+        spec: The model.
+        settings: Its settings; see `reconfigure`.
+        send: Runs one ModelInfer; see `Send`.
+        num_endpoints: How many endpoints can take the model now.
+        limits: Sizes beyond which requests are refused.
+        clock: Time of the deadlines; the one they were made with.
+        collect: Makes the collector for mode `serve_batch`, given the runner's `dispatch`. Without it that mode is
+            the same as `continuous`.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        settings: ModelSettings,
+        *,
+        send: Send,
+        num_endpoints: Callable[[], int],
+        limits: LimitSettings,
+        clock: Clock,
+        collect: Callable[[Dispatch], Collector] | None = None,
+    ) -> None:
+        self._spec = spec
+        self._limits = limits
+        self._clock = clock
+        self._dispatcher = Dispatcher(spec, settings, send=send, num_endpoints=num_endpoints, clock=clock)
+        self._collector = collect(self.dispatch) if collect is not None and spec.can_merge else None
+
+        # All mutable state: settings in force, what is in the collector's window, and whether requests are taken.
+        self._state = RunnerState.OPEN
+        self._collecting = Load(0, 0, 0)
+        self._collected: asyncio.Event | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self.reconfigure(settings)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+        return self._spec
+
+    @property
+    def settings(self) -> ModelSettings:
+        """The settings in force."""
+        return self._settings
+
+    def reconfigure(self, settings: ModelSettings) -> None:
+        """Put other settings in force, for the next request, window and batch; nothing under way is lost."""
+        self._settings = settings
+        self._dispatcher.reconfigure(settings)
+        if self._collector is not None:
+            self._collector.reconfigure(
+                max_batch_rows=self._dispatcher.max_batch_rows, window_s=settings.batching.window_s
+            )
+
+    def wake(self) -> None:
+        """Look again at permits and deadlines; call it on the loop when endpoints have come or gone."""
+        self._dispatcher.wake()
+
+    async def infer(self, request: InferRequest, deadline: Deadline | None = None) -> InferResponse:
+        """Answer one request.
+
+        Cancelling the caller withdraws the request; others in its batch are unharmed, and a batch that nobody waits
+        for any more is cancelled.
+
+        Args:
+            request: Borrowed, and its buffers unchanged, until this returns.
+            deadline: When it is no longer wanted; by default `settings.timeout_s` from now.
+
+        Returns:
+            The answer with the request's id, the model's version, and the outputs in the order asked for. Its tensors
+            may be views of the buffers of a whole batch.
+
+        Raises:
+            InvalidRequest: The request does not fit the model, or the backend refused it.
+            RequestTooLarge: It is above a limit.
+            Unsupported: The model answers one request with any number of responses.
+            Overloaded: Too much is waiting already.
+            DeadlineExceeded: The budget ran out.
+            Unavailable: No endpoint could take it now.
+            BackendFailed: The backend failed on it, or answered with something that makes no sense.
+            PoolClosed: The runner is closed or about to be.
+        """
+        if self._state is not RunnerState.OPEN:
+            raise PoolClosed(f"runner of model {self._spec.name!r}")
+        if self._spec.is_decoupled:
+            raise Unsupported(
+                f"infer on decoupled model {self._spec.name!r}",
+                "it may answer one request many times; use generate, generate_stream or the gRPC stream",
+            )
+        num_rows = check_request(request, self._spec, self._limits)
+        if deadline is None:
+            deadline = Deadline.after(self._settings.timeout_s, now=self._clock.now())
+        collector = self._collector
+        if collector is not None and self._waits_for_window(deadline):
+            response = await self._collect(collector, Pending(request, num_rows, deadline))
+        else:
+            response = await self._dispatcher.enqueue(request, num_rows, deadline)
+        return self._completed(request, response)
+
+    def dispatch(self, items: Sequence[Pending]) -> list[asyncio.Future[InferResponse]]:
+        """Queue a window's items: what a `Collector` calls; see `Dispatch`."""
+        return [self._dispatch(item) for item in items]
+
+    def _dispatch(self, item: Pending) -> asyncio.Future[InferResponse]:
+        future: asyncio.Future[InferResponse]
+        if item.state is PendingState.COLLECTING:
+            try:
+                future = self._dispatcher.enqueue(item.request, item.num_rows, item.deadline)
+            except Exception as error:  # noqa: BLE001  # one item's error is not its window's
+                future = asyncio.get_running_loop().create_future()
+                future.set_exception(error)
+                future.exception()  # seen: its caller may leave in this very turn, and nobody is to be warned of it
+            item.dispatched(future)
+        else:
+            future = asyncio.get_running_loop().create_future()
+            future.cancel()
+        return future
+
+    def _waits_for_window(self, deadline: Deadline) -> bool:
+        batching = self._settings.batching
+        return (
+            batching.mode is BatchingMode.SERVE_BATCH
+            and not self._dispatcher.is_idle
+            and deadline.remaining_s(now=self._clock.now()) > batching.window_s
+        )
+
+    async def _collect(self, collector: Collector, item: Pending) -> InferResponse:
+        """The answer to an item by way of the collector, within its deadline even if the collector is stuck."""
+        load = Load(1, item.num_rows, item.request.size_bytes)
+        check_request_size(load, self._settings.queue, what=f"model {self._spec.name!r}")
+        self._dispatcher.check_room(self._collecting.plus(load))
+        task = asyncio.current_task()
+        remaining_s = item.deadline.remaining_s(now=self._clock.now())
+        timer = asyncio.get_running_loop().call_later(remaining_s, self._expire, item, task)
+        self._collecting = self._collecting.plus(load)
+        try:
+            future = await collector.collect(item)
+        except BaseException as error:
+            expired = item.state is PendingState.EXPIRED
+            item.withdraw()
+            if expired and isinstance(error, asyncio.CancelledError) and not _is_cancelled_by_others(task):
+                raise DeadlineExceeded("waiting for a batch window", item.deadline.timeout_s) from None
+            raise
+        finally:
+            timer.cancel()
+            self._collecting = self._collecting.minus(load)
+            if self._collected is not None and not self._collecting.num_requests:
+                self._collected.set()
+        return await future
+
+    def _expire(self, item: Pending, task: asyncio.Task[object] | None) -> None:
+        item.withdraw(PendingState.EXPIRED)
+        if task is not None:
+            task.cancel()
+
+    def _completed(self, request: InferRequest, response: InferResponse) -> InferResponse:
+        response.id = request.id
+        if not response.model_version:
+            response.model_version = request.model_version or self._spec.version
+        if request.outputs:
+            by_name = {tensor.name: tensor for tensor in response.outputs}
+            try:
+                response.outputs = [by_name[output.name] for output in request.outputs]
+            except KeyError as error:
+                raise BackendFailed(self._spec.name, f"its answer lacks the requested output {error}") from None
+        return response
+
+    async def aclose(self, *, drain_s: float = DRAIN_S) -> None:
+        """Take no more requests, let those accepted finish, then give up what is left; safe to call again.
+
+        Goes on to its end even if the caller is cancelled.
+
+        Args:
+            drain_s: How long to wait in seconds; callers left after that get `Unavailable`.
+        """
+        if self._closing is None:
+            self._state = RunnerState.DRAINING
+            self._closing = asyncio.get_running_loop().create_task(self._close(drain_s))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, drain_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + drain_s
+        if self._collecting.num_requests:
+            self._collected = asyncio.Event()
+            timer = loop.call_later(min(self._settings.batching.window_s + 1.0, drain_s), self._collected.set)
+            await self._collected.wait()
+            timer.cancel()
+        await self._dispatcher.aclose(drain_s=max(ends_at - loop.time(), 0.0))
+        self._state = RunnerState.CLOSED
+
+    async def __aenter__(self) -> ModelRunner:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def statistics(self) -> RunnerStatistics:
+        """The runner at this moment."""
+        return RunnerStatistics(self._collecting.num_requests, self._collecting.num_rows, self._dispatcher.statistics())
+
+    def __repr__(self) -> str:
+        version = f" version {self._spec.version}" if self._spec.version else ""
+        return (
+            f"<ModelRunner {self._spec.name}{version} {self._settings.batching.mode.value} {self._state.value} | "
+            f"{self._collecting.num_requests} collecting | {self._dispatcher!r}>"
+        )
+
+
+def _is_cancelled_by_others(task: asyncio.Task[object] | None) -> bool:
+    """Take back the runner's own cancellation of `task`; whether there was another one as well.
+
+    Python 3.10 cannot tell: there, a caller that leaves in the very turn of its deadline gets `DeadlineExceeded`.
+    """
+    uncancel = getattr(task, "uncancel", None)
+    return uncancel is not None and uncancel() > 0
