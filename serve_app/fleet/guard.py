@@ -66,15 +66,16 @@ class Guard:
     Args:
         spec: What to start.
         owner_pid: Parent of this process.
+        commands: What the owner has sent already.
     """
 
-    def __init__(self, spec: GuardSpec, owner_pid: int) -> None:
+    def __init__(self, spec: GuardSpec, owner_pid: int, commands: bytes = b"") -> None:
         self.spec = spec
         self.owner_pid = owner_pid
         self.pid = 0
         self.exit_status: int | None = None
         self.kill_at: float | None = None
-        self._input = b""
+        self._input = commands
         self._log_fd = -1
 
     def run(self) -> None:
@@ -91,6 +92,7 @@ class Guard:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         self._tell({"started": self.pid})
+        self._carry_out()
         poll = select.poll()
         poll.register(0, select.POLLIN)
         poll.register(wakeup_read, select.POLLIN)
@@ -141,13 +143,17 @@ class Guard:
         if not data:
             self.stop()
             return False
-        *lines, self._input = (self._input + data).split(b"\n")
+        self._input += data
+        self._carry_out()
+        return True
+
+    def _carry_out(self) -> None:
+        *lines, self._input = self._input.split(b"\n")
         for line in lines:
             if line == b"stop":
                 self.stop()
             elif line == b"kill":
                 self.kill()
-        return True
 
     def _start(self) -> int:
         guard_pid = os.getpid()
@@ -252,19 +258,21 @@ def _ignore(number: int, frame: FrameType | None) -> None:
     """Have the signal, which then interrupts `poll`."""
 
 
-def read_spec() -> GuardSpec:
-    """Read the first line of stdin, and nothing beyond it."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
+def read_spec() -> tuple[GuardSpec, bytes]:
+    """Read the first line of stdin; what came with it is returned beside it."""
+    data = b""
+    while b"\n" not in data:
+        part = os.read(0, 65536)
+        if not part:
             raise SystemExit("the owner is gone before it said what to start")
-        line += byte
+        data += part
+    line, _, rest = data.partition(b"\n")
     spec: GuardSpec = json.loads(line)
-    return spec
+    return spec, rest
 
 
 if __name__ == "__main__":
     parent = os.getppid()
-    Guard(read_spec(), parent).run()
+    first, others = read_spec()
+    Guard(first, parent, others).run()
     sys.exit(0)

@@ -1,4 +1,4 @@
-"""Which endpoints are alive, as leases that heartbeats renew. Pure: the actor around it brings the time and the calls."""
+"""Which endpoints are alive, as leases that heartbeats renew. Pure: the actor around it brings time and calls."""
 
 from __future__ import annotations
 

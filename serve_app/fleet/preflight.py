@@ -87,7 +87,8 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> None:
     oldest, newest = PYTHON_VERSIONS
     if not oldest <= version <= newest:
         raise PreflightFailed(
-            f"This is Python {version[0]}.{version[1]}.", "use Python 3.10, 3.11, 3.12 or 3.13 for the virtual environment."
+            f"This is Python {version[0]}.{version[1]}.",
+            "use Python 3.10, 3.11, 3.12 or 3.13 for the virtual environment.",
         )
 
 
@@ -136,7 +137,7 @@ def check_stub(runtime: TritonRuntime, *, environ: Mapping[str, str] = os.enviro
             version = name.removeprefix("libpython").split(".so")[0]
             raise PreflightFailed(
                 f"The shared library {name} is not on this machine; Python models cannot run without it.",
-                f"install it (Debian, Ubuntu: `apt install libpython{version}`), or use Python 3.13, whose library is bundled.",
+                f"install it (`apt install libpython{version}`), or use Python 3.13, whose library is bundled.",
             )
     if missing:
         raise PreflightFailed(

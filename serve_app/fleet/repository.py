@@ -106,5 +106,5 @@ def is_full_config(config: model_config_pb2.ModelConfig) -> bool:
 
 
 def can_disable_auto_complete(models: list[RepositoryModel]) -> bool:
-    """Whether every model brings a full config, so that no extra start of each python stub is needed (about 1 s each)."""
+    """Whether every model brings a full config, which saves an extra start of each python stub (about 1 s each)."""
     return all(model.has_full_config for model in models)

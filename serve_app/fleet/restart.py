@@ -1,4 +1,4 @@
-"""Whether, and after which pause, something that ended by itself is started again. Pure, so that tests need no processes."""
+"""Whether, and after which pause, something that ended by itself is started again. Pure."""
 
 from __future__ import annotations
 
