@@ -61,7 +61,7 @@ class ModelClient:
         self._thread: threading.Thread | None = None
         self._is_closed = False
         # A handle's router may be bound to the loop of its first call, so each loop has its own.
-        self._handles: dict[int, DeploymentHandle] = {}
+        self._handles: dict[int, DeploymentHandle[Any]] = {}
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -215,11 +215,11 @@ class ModelClient:
         try:
             answer: Arrays = await asyncio.wait_for(_result(response), timeout_s)
         except (asyncio.TimeoutError, asyncio.CancelledError):
-            response.cancel()
+            response.cancel()  # type: ignore[no-untyped-call]  # Ray's
             raise
         return answer
 
-    def _handle(self) -> DeploymentHandle:
+    def _handle(self) -> DeploymentHandle[Any]:
         loop_id = id(asyncio.get_running_loop())
         with self._lock:
             if self._is_closed:

@@ -8,12 +8,15 @@ change there is applied in place.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from serve_app.errors import InvalidRequest
 
 MIB = 1024 * 1024
 
@@ -239,6 +242,11 @@ def resolve_path(path: str, environ: Mapping[str, str] = os.environ) -> Path:
     return (home(environ) / Path(path).expanduser()).resolve()
 
 
+def state_dir() -> Path:
+    """Where this node's tritonservers keep their logs and sockets: a folder of this user in the temporary folder."""
+    return Path(tempfile.gettempdir()) / f"serve-app-triton-{os.getuid()}"
+
+
 def handle_message_bytes(environ: Mapping[str, str] = os.environ) -> int:
     """Largest message of a handle call by value, as Ray Serve reads it from the environment.
 
@@ -247,3 +255,54 @@ def handle_message_bytes(environ: Mapping[str, str] = os.environ) -> int:
     """
     text = environ.get("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", "")
     return int(text) if text.isdigit() else 4 * MIB
+
+
+class LauncherSettings(Settings):
+    """How `serve-app` runs a Ray of its own on this machine; each has an environment variable `SERVE_APP_<NAME>`.
+
+    Attributes:
+        host: Address that HTTP listens on; `http_options.host` of the file, else 127.0.0.1, when not set.
+        http_port: `http_options.port` of the file, else 8000, when not set.
+        grpc_port: `grpc_options.port` of the file, else 9000, when not set.
+        dashboard_port: Ray's dashboard and its REST API on 127.0.0.1, which `serve deploy` uses.
+        run_dir: Folder of the running instance: Ray's session, sockets, state. One instance per folder, and a short
+            path, since a unix socket's has at most 107 bytes. Default: `/tmp/serve-app-<user id>`.
+        num_cpus: CPUs that Ray schedules with. They are bookkeeping, not cores: a replica that reserves one and
+            mostly waits needs no core of its own, so a laptop with two gets at least 8.
+        object_store_bytes: Ray's object store in `/dev/shm`; holds tensors that handles pass by reference.
+        start_timeout_s: From the start of Ray until every model is ready.
+        stop_timeout_s: How long replicas may take to finish what they do before they are killed.
+    """
+
+    host: str | None = None
+    http_port: int | None = Field(default=None, ge=1, le=65535)
+    grpc_port: int | None = Field(default=None, ge=1, le=65535)
+    dashboard_port: int = Field(default=8265, ge=1, le=65535)
+    run_dir: str | None = None
+    num_cpus: int = Field(default_factory=lambda: max(8, os.cpu_count() or 1), ge=1)
+    object_store_bytes: int = Field(default=512 * MIB, ge=128 * MIB)
+    start_timeout_s: float = Field(default=300.0, gt=0.0)
+    stop_timeout_s: float = Field(default=20.0, gt=0.0)
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str], **options: object) -> LauncherSettings:
+        """Settings from `SERVE_APP_*` variables, below `options` that are not `None`.
+
+        Raises:
+            InvalidRequest: A value that is no valid one; names the variable or the option.
+        """
+        names = {name: f"SERVE_APP_{name.upper()}" for name in cls.model_fields}
+        values: dict[str, object] = {name: environ[key] for name, key in names.items() if environ.get(key)}
+        given = {name: value for name, value in options.items() if value is not None}
+        try:
+            return cls.model_validate({**values, **given})
+        except ValidationError as problem:
+            first = problem.errors()[0]
+            name = str(first["loc"][0])
+            field = "--" + name.replace("_", "-") if name in given else names.get(name, name)
+            raise InvalidRequest(field, repr(first["input"]), first["msg"]) from None
+
+
+def process_environment() -> dict[str, str]:
+    """A copy of this process's environment, for what starts other processes."""
+    return dict(os.environ)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ray import serve
-from ray.serve import Application
+from ray.serve import Application, Deployment
 
 from serve_app.deployments.model_server import ModelServer
 from serve_app.deployments.triton_server import TritonServer
@@ -17,7 +17,7 @@ _MAX_ONGOING_REQUESTS = 8192
 def model_server(args: ModelServerArgs) -> Application:
     """The front: ModelServer replicas, to be routed at `/` (or at `/v2/models/<name>` for one model's own app)."""
     # The plain class is wrapped here, so that replicas import its module instead of unpickling a copy of it.
-    deployment = serve.deployment(
+    deployment: Deployment = serve.deployment(  # type: ignore[assignment]  # its stub lacks this form
         serve.ingress()(ModelServer),
         name="ModelServer",
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
@@ -29,7 +29,7 @@ def model_server(args: ModelServerArgs) -> Application:
 
 def triton_fleet(args: TritonServerArgs) -> Application:
     """The fleet: TritonServer replicas, not routed (`route_prefix: null`)."""
-    deployment = serve.deployment(
+    deployment: Deployment = serve.deployment(  # type: ignore[assignment]  # as above
         TritonServer,
         name="TritonServer",
         num_replicas=args.num_replicas,

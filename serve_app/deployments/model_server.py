@@ -16,7 +16,7 @@ from serve_app.clock import MonotonicClock
 from serve_app.dataplane import DataPlane
 from serve_app.deployments.collector import ServeBatchCollector
 from serve_app.deployments.registry import RegistryWatch
-from serve_app.errors import BackendFailed, NoEndpoint
+from serve_app.errors import PoolClosed
 from serve_app.ingress.grpc_servicer import GrpcServicer, name_generated_modules
 from serve_app.ingress.http_app import http_app
 from serve_app.protocol.messages import Arrays, InferRequest, ModelSpec, ParameterValue, RequestedOutput
@@ -42,7 +42,7 @@ class ModelServer(GrpcServicer):
         args: `ModelServerArgs` as JSON-like data, since it crosses processes.
     """
 
-    async def __init__(self, args: dict[str, Any]) -> None:
+    async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         name_generated_modules()
         self._args = ModelServerArgs.model_validate(args)
         self._stack = contextlib.AsyncExitStack()
@@ -90,7 +90,7 @@ class ModelServer(GrpcServicer):
         return ModelRunner(
             spec,
             settings,
-            send=self._send,
+            send=lambda request, timeout_s: self._router.infer(request, timeout_s=timeout_s),
             num_endpoints=lambda: self._router.num_endpoints,
             limits=self._args.limits,
             clock=self._clock,
@@ -99,7 +99,7 @@ class ModelServer(GrpcServicer):
 
     # --- called by Ray Serve ------------------------------------------------------------------------------
 
-    def __serve_build_asgi_app__(self) -> ASGIApp:  # noqa: PLW3201  # Serve's name for it
+    def __serve_build_asgi_app__(self) -> ASGIApp:
         """The replica's ASGI app."""
         return http_app(self._plane, self._args.limits)
 
@@ -114,7 +114,7 @@ class ModelServer(GrpcServicer):
     async def check_health(self) -> None:
         """Raises when this replica cannot work; that no Triton is there is not this replica's fault."""
         if not self._plane.is_live():
-            raise NoEndpoint("replica", "its data plane is closed")
+            raise PoolClosed("this replica")
 
     async def __del__(self) -> None:
         """Ray Serve awaits this when it stops a replica, after its last request; no garbage collector is involved."""

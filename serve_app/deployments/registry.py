@@ -32,10 +32,6 @@ _EXPIRY_TICK_S = 0.25
 _WATCH_S = 10.0
 
 
-# A registry younger than this may not have heard from every server yet; two default leases.
-_SETTLE_S = 6.0
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What the registry knows at one moment.
@@ -78,8 +74,7 @@ class EndpointRegistry:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()
-        self._started_at = self._clock.now()
-        self._table = LeaseTable()
+        self._table = LeaseTable(started_at=self._clock.now())
         self._changed = asyncio.Event()
 
     async def renew(self, endpoint: Endpoint, lease_s: float) -> None:
@@ -105,8 +100,8 @@ class EndpointRegistry:
 
     def _snapshot(self, now: float) -> Snapshot:
         self._table.expire(now)
-        version, endpoints = self._table.snapshot()
-        return Snapshot(self._table.epoch, version, now - self._started_at >= _SETTLE_S, tuple(endpoints))
+        epoch, version, endpoints = self._table.snapshot()
+        return Snapshot(epoch, version, not self._table.is_rebuilding(now), tuple(endpoints))
 
     def _notice(self) -> None:
         """Wake every watcher; those for whom nothing changed go back to waiting."""

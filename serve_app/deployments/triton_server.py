@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import ray
 
 from serve_app.deployments.registry import Lease
 from serve_app.endpoint import Endpoint
-from serve_app.fleet.runtime import TritonRuntime
 from serve_app.fleet.supervisor import TritonSupervisor
-from serve_app.settings import TritonServerArgs
+from serve_app.settings import TritonServerArgs, state_dir
 
 logger = logging.getLogger(__name__)
 
@@ -30,21 +26,17 @@ class TritonServer:
         args: As JSON-like data, since it crosses processes.
     """
 
-    async def __init__(self, args: dict[str, Any]) -> None:
+    async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         self._args = TritonServerArgs.model_validate(args)
         self._stack = contextlib.AsyncExitStack()
-        context = ray.get_runtime_context()
-        runtime = await asyncio.to_thread(TritonRuntime.find, self._args)
-        state_dir = Path(tempfile.mkdtemp(prefix="serve-app-triton-"))
         try:
             self._lease = await self._stack.enter_async_context(Lease(self._args.registry, lease_s=self._args.lease_s))
             self._supervisor = await self._stack.enter_async_context(
                 TritonSupervisor(
                     self._args,
-                    runtime=runtime,
-                    host=ray.util.get_node_ip_address(),
-                    node_id=context.get_node_id(),
-                    state_dir=state_dir,
+                    state_dir=state_dir(),
+                    host=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]  # Ray's
+                    node_id=ray.get_runtime_context().get_node_id(),
                     on_endpoint=self._on_endpoint,
                 )
             )

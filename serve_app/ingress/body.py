@@ -111,19 +111,3 @@ def timeout_of(headers: Headers) -> float | None:
     if not (math.isfinite(timeout_s) and timeout_s > 0.0):
         raise InvalidRequest("header x-request-timeout-seconds", repr(text[:32]), "a number of seconds above 0")
     return timeout_s
-
-
-def header_length_of(headers: Headers) -> int | None:
-    """Bytes of JSON before the binary tensors, from `Inference-Header-Content-Length`; `None` means all of it.
-
-    Raises:
-        InvalidRequest: The header is not a whole number.
-    """
-    text = headers.get("inference-header-content-length")
-    if text is None:
-        return None
-    if not text.strip().isdigit() or len(text) > 20:
-        raise InvalidRequest(
-            "header Inference-Header-Content-Length", repr(text[:32]), "the number of bytes of JSON in the body"
-        )
-    return int(text)

@@ -111,7 +111,7 @@ class GrpcServicer:
     @answering_errors
     async def RepositoryIndex(self, request: Message, grpc_context: Any) -> Message:
         """The models that are served here, with their states."""
-        models = await self._plane.repository_index(is_ready=request.ready)
+        models = await self._plane.repository_index(is_ready_only=request.ready)
         return service_pb2.RepositoryIndexResponse(models=models)
 
     @answering_errors

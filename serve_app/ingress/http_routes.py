@@ -18,14 +18,18 @@ from serve_app.dataplane import DataPlane
 from serve_app.errors import InvalidRequest, ModelNotFound, ModelNotReady, ServeAppError
 from serve_app.ingress.body import (
     accepted_encoding,
-    header_length_of,
     pack,
     read_body,
     timeout_of,
 )
 from serve_app.ingress.http_errors import error_response, json_response
-from serve_app.protocol.binary import decode_infer_request, encode_infer_response
-from serve_app.protocol.messages import InferResponse
+from serve_app.protocol.binary import (
+    HEADER_LENGTH,
+    EncodedBody,
+    decode_infer_request,
+    encode_infer_response,
+    parse_header_length,
+)
 from serve_app.protocol.model_spec import model_config_json, model_metadata_json
 from serve_app.settings import LimitSettings
 
@@ -75,9 +79,9 @@ class InferEndpoint:
         headers = Headers(scope=scope)
         name, version = _model_of(scope["path_params"])
         timeout_s = timeout_of(headers)
-        header_length = header_length_of(headers)
+        header_length = parse_header_length(headers.get(HEADER_LENGTH))
         body = await read_body(headers, receive, max_bytes=self._limits.max_request_bytes)
-        spec = await self._plane.model_spec(name, version) if header_length == 0 else None
+        spec = await self._plane.model_spec(name, version)
         decoded = decode_infer_request(
             body,
             model_name=name,
@@ -86,21 +90,18 @@ class InferEndpoint:
             limits=self._limits,
             spec=spec,
         )
+        decoded.wants_binary.check(decoded.request, spec)
         answer = await self._plane.infer(decoded.request, timeout_s=timeout_s)
-        return _infer_response(answer, decoded.plan, accepted_encoding(headers))
+        return _infer_response(encode_infer_response(answer, decoded.wants_binary), accepted_encoding(headers))
 
 
-def _infer_response(answer: InferResponse, plan: object, encoding: str | None) -> Response:
-    encoded = encode_infer_response(answer, plan)
+def _infer_response(encoded: EncodedBody, encoding: str | None) -> Response:
+    headers = {} if encoded.header_length is None else {HEADER_LENGTH: str(encoded.header_length)}
     body = encoded.body
-    headers = {}
-    if encoded.header_length is not None:
-        headers["inference-header-content-length"] = str(encoded.header_length)
     if encoding is not None and len(body) > _PACK_ABOVE_BYTES:
         body = pack(body, encoding=encoding)
         headers["content-encoding"] = encoding
-    media_type = "application/json" if encoded.header_length is None else "application/octet-stream"
-    return Response(body, 200, headers, media_type=media_type)
+    return Response(body, 200, headers, media_type=encoded.media_type)
 
 
 class ControlRoutes:
@@ -137,7 +138,7 @@ class ControlRoutes:
     async def config(self, request: Request) -> Response:
         """`GET /v2/models/{name}[/versions/{version}]/config`: Triton's config."""
         name, version = _model_of(request.path_params)
-        return json_response(model_config_json(await self._plane.model_config(name, version)))
+        return json_response(model_config_json((await self._plane.model_config(name, version)).config))
 
     async def model_ready(self, request: Request) -> Response:
         """`GET /v2/models/{name}[/versions/{version}]/ready`: 200, 404 for an unknown model, else 503."""
@@ -149,7 +150,7 @@ class ControlRoutes:
 
     async def index(self, request: Request) -> Response:
         """`POST /v2/repository/index`: models with their states."""
-        entries = await self._plane.repository_index(is_ready=await self._wants_ready_only(request))
+        entries = await self._plane.repository_index(is_ready_only=await self._wants_ready_only(request))
         keys = ("name", "version", "state", "reason")
         return json_response([{key: getattr(entry, key) for key in keys if getattr(entry, key)} for entry in entries])
 

@@ -15,7 +15,6 @@ from starlette.types import Message
 from serve_app.errors import InvalidRequest, RequestCancelled, RequestTooLarge, Unsupported
 from serve_app.ingress.body import (
     accepted_encoding,
-    header_length_of,
     pack,
     read_body,
     timeout_of,
@@ -114,10 +113,3 @@ def test_a_timeout_that_is_none_is_refused(value: str) -> None:
     """A budget is a finite number of seconds above zero."""
     with pytest.raises(InvalidRequest, match="x-request-timeout-seconds"):
         timeout_of(Headers({"x-request-timeout-seconds": value}))
-
-
-@pytest.mark.parametrize("value", ["-1", "1e3", "0x10", "9" * 30])
-def test_a_header_length_that_is_none_is_refused(value: str) -> None:
-    """Where the JSON ends is a whole number of bytes."""
-    with pytest.raises(InvalidRequest, match="Inference-Header-Content-Length"):
-        header_length_of(Headers({"inference-header-content-length": value}))
