@@ -162,7 +162,8 @@ class FakeTriton:
                 if not os.readlink(link).startswith("socket:"):
                     continue
                 with socket.socket(fileno=os.dup(int(link.name))) as candidate:
-                    if self._is_at(candidate.getsockname()):
+                    is_listening = candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                    if self._is_at(candidate.getsockname()) and not is_listening:
                         candidate.shutdown(socket.SHUT_RDWR)
         if server is not None:
             await asyncio.shield(server.stop(None))

@@ -1,0 +1,165 @@
+"""One gRPC channel that is one connection of its own, and the predicates by which a pool chooses among channels."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from serve_app.errors import DeadlineExceeded, EndpointUnavailable, EndpointUnreachable, PoolClosed
+from serve_app.settings import ChannelSettings
+from serve_app.triton.status import CallContext, translate
+
+KEEPALIVE_TIMEOUT_S = 20.0
+"""How long a ping may stay unanswered; grpc's own default."""
+
+
+class ChannelState(Enum):
+    """Life of a channel."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+def channel_options(settings: ChannelSettings) -> list[tuple[str, int]]:
+    """grpc's channel arguments for these settings.
+
+    `grpc.use_local_subchannel_pool` is what makes a channel a connection of its own: grpc otherwise shares one
+    among all channels to the same address. `grpc.min_reconnect_backoff_ms` is also how long one attempt to connect
+    may take.
+    """
+    initial_ms = round(settings.initial_reconnect_backoff_s * 1000)
+    return [
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_send_message_length", settings.max_message_bytes),
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.initial_reconnect_backoff_ms", initial_ms),
+        ("grpc.min_reconnect_backoff_ms", max(initial_ms, round(settings.connect_timeout_s * 1000))),
+        ("grpc.max_reconnect_backoff_ms", max(initial_ms, round(settings.max_reconnect_backoff_s * 1000))),
+        ("grpc.keepalive_time_ms", round(settings.keepalive_time_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.service_config_disable_resolution", 1),
+    ]
+
+
+class Channel:
+    """One connection to one Triton server.
+
+    Connects by itself, when it is first used and whenever the connection was lost. Belongs to the event loop it was
+    made in. Whoever takes it from a pool counts itself in `num_calls`; the channel only carries calls.
+
+    Args:
+        address: gRPC target.
+        settings: Message limits, reconnect backoff, keepalive.
+        generation: Which generation of its pool's channels this one is of.
+    """
+
+    __slots__ = ("_address", "_channel", "_state", "_stub", "generation", "num_calls")
+
+    def __init__(self, address: str, settings: ChannelSettings, *, generation: int = 0) -> None:
+        self._address = address
+        self._channel = grpc.aio.insecure_channel(address, options=channel_options(settings))
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._state = ChannelState.OPEN
+        self.generation = generation
+        self.num_calls = 0
+
+    # --- what a pool asks -----------------------------------------------------------------------------------
+
+    def is_closed(self) -> bool:
+        """Whether `aclose` was called."""
+        return self._state is ChannelState.CLOSED
+
+    def is_idle(self) -> bool:
+        """Whether nobody holds it."""
+        return self.num_calls == 0
+
+    def has_expired(self, generation: int) -> bool:
+        """Whether it is of an older generation than its pool's."""
+        return self.generation < generation
+
+    def is_available(self, generation: int) -> bool:
+        """Whether new calls may be given to it at all."""
+        return self._state is ChannelState.OPEN and self.generation == generation
+
+    def can_handle_request(self, max_calls: int, generation: int) -> bool:
+        """Whether one more call may be given to it now."""
+        return self.num_calls < max_calls and self.is_available(generation)
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    async def call(
+        self, rpc_name: str, message: Any, context: CallContext, *, timeout_s: float, wait_for_ready: bool = False
+    ) -> Any:
+        """Carry one unary call.
+
+        If the caller is cancelled, the call is cancelled on the server too.
+
+        Args:
+            rpc_name: Method of `GRPCInferenceService`, for example `ModelInfer`.
+            message: Its request message.
+            context: What the call is, for error texts.
+            timeout_s: Budget of the call in seconds.
+            wait_for_ready: Whether to wait for a connection until the budget ends, rather than to fail at once.
+
+        Returns:
+            The response message.
+
+        Raises:
+            ServeAppError: See `status.translate`.
+            PoolClosed: The channel was closed before the call.
+        """
+        if self.is_closed():
+            raise PoolClosed(repr(self))
+        call = getattr(self._stub, rpc_name)(message, timeout=timeout_s, wait_for_ready=wait_for_ready)
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.OK:  # the caller was cancelled in the tick in which the answer came
+                raise asyncio.CancelledError from None
+            raise translate(error.code(), error.details(), context) from None
+        except asyncio.CancelledError:
+            if self.is_closed() and not _is_task_cancelled():
+                raise EndpointUnavailable(context.endpoint, "the channel was closed during the call") from None
+            raise
+
+    async def ping(self, *, timeout_s: float, wait_for_ready: bool = False) -> None:
+        """Connect if need be, and ask the server whether it is alive.
+
+        Args:
+            timeout_s: Budget in seconds, connecting included.
+            wait_for_ready: Whether to go on trying to connect until the budget ends.
+
+        Raises:
+            EndpointUnavailable: It is not, or there was no answer within the budget.
+        """
+        context = CallContext(self._address, timeout_s=timeout_s)
+        message = service_pb2.ServerLiveRequest()
+        try:
+            response = await self.call(
+                "ServerLive", message, context, timeout_s=timeout_s, wait_for_ready=wait_for_ready
+            )
+        except DeadlineExceeded:
+            raise EndpointUnreachable(context.endpoint, f"no answer within {timeout_s:.3g} s") from None
+        if not response.live:
+            raise EndpointUnavailable(context.endpoint, "the server says that it is not live")
+
+    async def aclose(self) -> None:
+        """Close the connection; calls still under way end with `EndpointUnavailable`. Idempotent."""
+        self._state = ChannelState.CLOSED
+        await self._channel.close()
+
+    def __repr__(self) -> str:
+        return f"<Channel {self._address} [{self._state.value}] {self.num_calls} calls>"
+
+
+def _is_task_cancelled() -> bool:
+    """Whether the running task itself was told to cancel; always false before Python 3.11, which does not say."""
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return cancelling is not None and cancelling() > 0

@@ -1,0 +1,326 @@
+"""The channels to one Triton server: their life, and the calls on them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Any
+
+from serve_app.clock import Clock, MonotonicClock
+from serve_app.endpoint import Endpoint
+from serve_app.errors import DeadlineExceeded, PoolClosed, PoolTimeout, ServeAppError, Unsupported
+from serve_app.protocol.grpc_codec import decode_infer_response, encode_infer_request
+from serve_app.protocol.messages import InferRequest, InferResponse
+from serve_app.settings import ChannelSettings
+from serve_app.triton.assignment import Assignment
+from serve_app.triton.channel import Channel
+from serve_app.triton.closing import finish
+from serve_app.triton.status import CallContext
+
+CLOSE_GRACE_S = 5.0
+"""How long `aclose` lets calls finish when it is not told otherwise."""
+
+LEAVE_TIMEOUT_S = 1.0
+"""How long `aclose` waits for callers whose calls it has just cut off; they need a tick or two."""
+
+
+class PoolState(Enum):
+    """Life of a pool; a closed one may be opened again."""
+
+    NEW = "new"
+    READY = "ready"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """Counts of one pool: of now up to `num_waiting`, since the pool was made from `num_done` on.
+
+    Attributes:
+        address: The endpoint's address.
+        state: Life of the pool.
+        num_channels: Channels open.
+        num_active: Calls that hold a channel.
+        num_waiting: Callers waiting for one.
+        num_done: Calls that succeeded.
+        num_failed: Calls that ended with an error.
+        num_cancelled: Calls, and waits for a channel, whose caller gave up.
+        num_timed_out: Waits for a channel that outlasted their budget.
+    """
+
+    address: str
+    state: PoolState
+    num_channels: int
+    num_active: int
+    num_waiting: int
+    num_done: int
+    num_failed: int
+    num_cancelled: int
+    num_timed_out: int
+
+
+class ChannelPool:
+    """Distinct connections to one Triton server, with the least busy one for each call.
+
+    Who gets which channel is decided in `Assignment`; here are the life of the pool, the calls and the counts. May be
+    made outside an event loop. It belongs to the loop in which it is opened; once closed it may be opened again, in
+    another loop too.
+
+    ```python
+    async with ChannelPool(Endpoint.static("127.0.0.1:8001"), ChannelSettings()) as pool:
+        response = await pool.infer(request, timeout_s=1.0)
+    ```
+
+    Args:
+        endpoint: The server.
+        settings: How many channels, how many calls on each, and how each connects.
+        clock: Tells how much of a budget the wait for a channel took.
+    """
+
+    def __init__(self, endpoint: Endpoint, settings: ChannelSettings, *, clock: Clock | None = None) -> None:
+        self.endpoint = endpoint
+        self._settings = settings
+        self._clock = clock or MonotonicClock()
+        self._state = PoolState.NEW
+        self._assignment = Assignment(settings.max_calls_per_channel)
+        self._num_done = self._num_failed = self._num_cancelled = self._num_timed_out = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Make the channels, which connect when first used. Needs a running event loop; does nothing when open.
+
+        A pool that was left open in a loop that has ended starts afresh in the running one.
+
+        Raises:
+            PoolClosed: The pool is being closed.
+            Unsupported: The pool is open in another loop.
+        """
+        loop = asyncio.get_running_loop()
+        if self._state in (PoolState.READY, PoolState.CLOSING) and self._loop is not loop:
+            if self._loop is not None and not self._loop.is_closed():
+                raise Unsupported(f"using {self!r} from a second event loop", "make a pool for each loop")
+            self._assignment = Assignment(self._settings.max_calls_per_channel)
+            self._tasks.clear()
+        elif self._state is PoolState.READY:
+            return
+        elif self._state is PoolState.CLOSING:
+            raise PoolClosed(repr(self))
+        self._loop, self._closing, self._wake = loop, None, asyncio.Event()
+        self._renew(self._assignment.generation)
+        self._state = PoolState.READY
+
+    async def warm_up(self, *, timeout_s: float | None = None, wait_for_ready: bool = False) -> None:
+        """Open the pool and connect every channel: one first, so that errors surface early, then the others together.
+
+        Args:
+            timeout_s: Budget in seconds; `connect_timeout_s` of the settings when not given.
+            wait_for_ready: Whether to go on trying until the budget ends when the server cannot be reached.
+
+        Raises:
+            EndpointUnavailable: A channel could not be connected, or the server is not live.
+        """
+        self.open()
+        budget_s = self._settings.connect_timeout_s if timeout_s is None else timeout_s
+        first, *others = self._assignment.channels
+        await first.ping(timeout_s=budget_s, wait_for_ready=wait_for_ready)
+        pings = [channel.ping(timeout_s=budget_s, wait_for_ready=wait_for_ready) for channel in others]
+        for result in await asyncio.gather(*pings, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def __aenter__(self) -> ChannelPool:
+        try:
+            await self.warm_up()
+        except BaseException:
+            await self.aclose(grace_s=0.0)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def expire_connections(self) -> None:
+        """Use new connections from the next call on; old ones are closed when their last call ends."""
+        if self._state is PoolState.READY:
+            self._renew(self._assignment.generation + 1)
+
+    def _renew(self, generation: int) -> None:
+        channels = [
+            Channel(self.endpoint.address, self._settings, generation=generation)
+            for _ in range(self._settings.num_channels)
+        ]
+        self._close_all(self._assignment.replace_channels(channels))
+
+    def _close_all(self, channels: list[Channel]) -> None:
+        for channel in channels:
+            task = asyncio.ensure_future(channel.aclose())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
+        """Refuse new calls, let the running ones finish, then cut off what is left and close the connections.
+
+        Waiting callers get `PoolClosed` at once; calls that are cut off end with `EndpointUnavailable`. A caller that
+        is cancelled here cuts the wait short; the connections are closed before this returns in any case. Idempotent.
+
+        Args:
+            grace_s: How long running calls may go on, in seconds.
+        """
+        if self._closing is None:
+            if self._state is not PoolState.READY:
+                self._state = PoolState.CLOSED
+                return
+            self._state = PoolState.CLOSING
+            self._assignment.expire_all(PoolClosed(repr(self)))
+            self._wake.clear()
+            self._closing = asyncio.ensure_future(self._close(grace_s))
+        await finish(self._closing, self.hasten)
+
+    def hasten(self) -> None:
+        """Make an `aclose` that waits for running calls cut them off now."""
+        if self._state is PoolState.CLOSING:
+            self._wake.set()
+
+    async def _close(self, grace_s: float) -> None:
+        if self._assignment.num_active and grace_s > 0:
+            await self._wait_for_wake(grace_s)
+        channels = self._assignment.remove_channels()
+        await asyncio.gather(*(channel.aclose() for channel in channels), *self._tasks, return_exceptions=True)
+        if self._assignment.num_active:
+            self._wake.clear()
+            await self._wait_for_wake(LEAVE_TIMEOUT_S)
+        self._state = PoolState.CLOSED
+
+    async def _wait_for_wake(self, timeout_s: float) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), timeout_s)
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    async def infer(self, request: InferRequest, *, timeout_s: float) -> InferResponse:
+        """Run one request on the least busy channel.
+
+        Args:
+            request: Tensors are borrowed, not copied; do not change them until this returns.
+            timeout_s: Whole budget in seconds, the wait for a channel included.
+
+        Raises:
+            PoolTimeout: No channel became free within the budget.
+            PoolClosed: The pool is not open, or was closed while the caller waited.
+            ServeAppError: See `status.translate`.
+        """
+        message = encode_infer_request(request)
+        name, version = request.model_name, request.model_version
+        answer = await self.call("ModelInfer", message, timeout_s=timeout_s, model_name=name, model_version=version)
+        return decode_infer_response(answer)
+
+    async def call(
+        self, rpc_name: str, message: Any, *, timeout_s: float, model_name: str = "", model_version: str = ""
+    ) -> Any:
+        """Carry one unary call of `GRPCInferenceService` on the least busy channel.
+
+        If the caller is cancelled, the call is cancelled on the server, and the channel is free again when this ends.
+
+        Args:
+            rpc_name: For example `ModelMetadata`.
+            message: The request message; not changed.
+            timeout_s: Whole budget in seconds, the wait for a channel included.
+            model_name: The model it is about, for error texts.
+            model_version: The version it is about, for error texts.
+
+        Returns:
+            The response message.
+
+        Raises:
+            ServeAppError: As for `infer`.
+        """
+        if self._state is not PoolState.READY:
+            raise PoolClosed(repr(self))
+        if self._loop is not asyncio.get_running_loop():
+            self.open()
+        if timeout_s <= 0:
+            raise DeadlineExceeded(f"sending to Triton at {self.endpoint.address}", timeout_s)
+        taken, left_s = self._assignment.take(), timeout_s
+        if isinstance(taken, Channel):
+            channel = taken
+        else:
+            arrived_at = self._clock.now()
+            channel = await self._wait(taken, timeout_s)
+            left_s = max(timeout_s - (self._clock.now() - arrived_at), 0.001)
+        try:
+            context = CallContext(self.endpoint.address, model_name, model_version, timeout_s)
+            answer = await channel.call(rpc_name, message, context, timeout_s=left_s)
+        except asyncio.CancelledError:
+            self._num_cancelled += 1
+            raise
+        except BaseException:
+            self._num_failed += 1
+            raise
+        else:
+            self._num_done += 1
+            return answer
+        finally:
+            self._give_back(channel)
+
+    async def _wait(self, place: asyncio.Future[Channel], timeout_s: float) -> Channel:
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, place, timeout_s)
+        try:
+            return await place
+        except asyncio.CancelledError:
+            self._num_cancelled += 1
+            self._close_all(self._assignment.leave(place))
+            raise
+        finally:
+            timer.cancel()
+
+    def _expire(self, place: asyncio.Future[Channel], timeout_s: float) -> None:
+        error = PoolTimeout(f"waiting for a channel to {self.endpoint.address}", timeout_s)
+        self._num_timed_out += self._assignment.expire(place, error)
+
+    def _give_back(self, channel: Channel) -> None:
+        self._close_all(self._assignment.give_back(channel))
+        if self._state is PoolState.CLOSING and self._assignment.num_active == 0:
+            self._wake.set()
+
+    def fail_waiting(self, error: ServeAppError) -> None:
+        """End the wait of every caller that has no channel yet with `error`; running calls go on."""
+        self._assignment.expire_all(error)
+
+    # --- looking at it ------------------------------------------------------------------------------------
+
+    @property
+    def num_in_flight(self) -> int:
+        """Calls that hold a channel or wait for one."""
+        return self._assignment.num_active + self._assignment.num_waiting
+
+    def is_full(self) -> bool:
+        """Whether the next call would have to wait for a channel."""
+        return self._assignment.is_full()
+
+    def statistics(self) -> PoolStatistics:
+        """Counts of now and since the pool was made."""
+        return PoolStatistics(
+            address=self.endpoint.address,
+            state=self._state,
+            num_channels=len(self._assignment.channels),
+            num_active=self._assignment.num_active,
+            num_waiting=self._assignment.num_waiting,
+            num_done=self._num_done,
+            num_failed=self._num_failed,
+            num_cancelled=self._num_cancelled,
+            num_timed_out=self._num_timed_out,
+        )
+
+    def __repr__(self) -> str:
+        return f"<ChannelPool {self.endpoint.address} [{self._state.value}] {self._assignment!r}>"
