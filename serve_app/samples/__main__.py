@@ -39,7 +39,7 @@ def main(
                 report = functools.partial(_show_step, progress, task, sample.name)
                 is_new = build_sample(sample, folder, wheels=wheels, report=report)
             console.print(f"{sample.name}: {'built' if is_new else 'is there'}")
-    except PreflightFailed as error:
+    except (PreflightFailed, OSError) as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), markup=False)
         raise typer.Exit(1) from None
 
