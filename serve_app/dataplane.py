@@ -216,6 +216,11 @@ class DataPlane:
         for _, served in self._models:
             served.runner.reconfigure(config.for_model(served.spec.name))
 
+    def wake(self) -> None:
+        """Let every model look again at how many servers there are; called when they have come or gone."""
+        for _, served in self._models:
+            served.runner.wake()
+
     async def aclose(self) -> None:
         """Refuse new requests, let runners finish what they hold (each within its own bound), and close them."""
         if self._state is PlaneState.OPEN:

@@ -28,6 +28,10 @@ class Runner(Protocol):
         """Put other settings in force."""
         ...
 
+    def wake(self) -> None:
+        """Look again at permits, because endpoints have come or gone."""
+        ...
+
     async def aclose(self) -> None:
         """Finish what was accepted, refuse the rest."""
         ...
@@ -134,7 +138,12 @@ class ServedModels:
             task = asyncio.ensure_future(self._open(key))
             self._opening[key] = task
             task.add_done_callback(lambda done: self._opened(key, done))
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # by `aclose`, not by the caller's own caller
+                raise PoolClosed("this replica") from None
+            raise
 
     def _opened(self, key: Key, task: asyncio.Task[Served]) -> None:
         if self._opening.get(key) is task:

@@ -47,6 +47,7 @@ class ModelServer(GrpcServicer):
         self._args = ModelServerArgs.model_validate(args)
         self._stack = contextlib.AsyncExitStack()
         self._clock = MonotonicClock()
+        self._has_endpoint = asyncio.Event()
         try:
             await self._open()
         except BaseException:
@@ -59,6 +60,7 @@ class ModelServer(GrpcServicer):
                 self._args.channels,
                 clock=self._clock,
                 local_node_id=ray.get_runtime_context().get_node_id(),
+                on_change=self._on_endpoints,
             )
         )
         self._plane = await self._stack.enter_async_context(
@@ -80,11 +82,12 @@ class ModelServer(GrpcServicer):
             source = RegistryWatch(self._args.registry, self._router.update)
         await self._stack.enter_async_context(source)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._first_endpoint(), _FIRST_ENDPOINT_S)
+            await asyncio.wait_for(self._has_endpoint.wait(), _FIRST_ENDPOINT_S)
 
-    async def _first_endpoint(self) -> None:
-        while self._router.num_endpoints == 0:  # noqa: ASYNC110  # the router reports changes to one listener only
-            await asyncio.sleep(0.05)
+    def _on_endpoints(self) -> None:
+        if self._router.num_endpoints:
+            self._has_endpoint.set()
+        self._plane.wake()
 
     def _open_runner(self, spec: ModelSpec, settings: ModelSettings) -> ModelRunner:
         return ModelRunner(

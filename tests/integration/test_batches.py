@@ -1,0 +1,105 @@
+"""Batches form under load and cost nothing without it; cancelled callers leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from tests.support import sample_inputs
+from tests.support.stack import Stack
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.integration
+
+
+def digits_body() -> dict[str, Any]:
+    pixels = sample_inputs.digits()[0][:1]
+    return {"inputs": [{"name": "pixels", "shape": [1, 64], "datatype": "FP32", "data": pixels.ravel().tolist()}]}
+
+
+@pytest.mark.parametrize("mode", ["serve_batch", "continuous"])
+async def test_batches_form_at_sixty_four_in_flight(stack: Stack, mode: str) -> None:
+    """At 64 one-row requests in flight, at least 8 rows a ModelInfer reach Triton on average."""
+    stack.configure({"default": {"batching": {"mode": mode}}})
+    url, body = f"http://{stack.http}/v2/models/digits/infer", digits_body()
+
+    async def caller(client: aiohttp.ClientSession, num_requests: int) -> None:
+        for _ in range(num_requests):
+            async with client.post(url, json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                await answer.read()
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as client:
+        await asyncio.gather(*(caller(client, 3) for _ in range(64)))
+        before = stack.triton_statistics("digits")
+        await asyncio.gather(*(caller(client, 40) for _ in range(64)))
+    sent = stack.triton_statistics("digits") - before
+    assert sent.num_rows == 64 * 40
+    assert sent.num_rows / sent.num_requests >= 8.0, sent
+
+
+async def test_a_lone_request_waits_for_no_window(stack: Stack) -> None:
+    """With a window of two seconds, a request that finds its model idle is answered long before that."""
+    stack.configure({"default": {"batching": {"mode": "serve_batch", "window_s": 2.0}}})
+    async with aiohttp.ClientSession() as client:
+        for _ in range(3):
+            started = time.monotonic()
+            async with client.post(f"http://{stack.http}/v2/models/digits/infer", json=digits_body()) as answer:
+                assert answer.status == 200
+            assert time.monotonic() - started < 1.0
+
+
+async def test_eighty_percent_of_five_hundred_are_cancelled(stack: Stack) -> None:
+    """Callers that leave at random moments take nothing with them: the next hundred are answered, nothing is left."""
+    stack.configure({"default": {"batching": {"mode": "serve_batch"}}})
+    url = f"http://{stack.http}/v2/models/slow/infer"
+    rng = random.Random(11)
+
+    def body(value: float) -> dict[str, Any]:
+        return {"inputs": [{"name": "INPUT0", "shape": [1, 2], "datatype": "FP32", "data": [1.0, value]}]}
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=500)) as client:
+
+        async def call(value: float) -> list[float]:
+            async with client.post(url, json=body(value)) as answer:
+                document = await answer.json()
+                assert answer.status == 200, document
+                data: list[float] = document["outputs"][0]["data"]
+                return data
+
+        async def call_and_leave(value: float) -> None:
+            task = asyncio.create_task(call(value))
+            await asyncio.sleep(rng.random() * 0.3)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        calls = [call_and_leave(index) if index % 5 else call(index) for index in range(500)]
+        answers = await asyncio.gather(*calls)
+        assert [answer for answer in answers if answer is not None] == [[1.0, float(i)] for i in range(0, 500, 5)]
+        assert await asyncio.gather(*(call(index) for index in range(100))) == [[1.0, float(i)] for i in range(100)]
+
+    def is_empty() -> bool:
+        text = stack.model_server_statistics()["repr"]
+        return "Requests: 0 running" in text and "0 queued, 0 in flight" in text
+
+    await wait_until(is_empty, timeout_s=20, what=lambda: stack.model_server_statistics()["repr"])
+    router = stack.model_server_statistics()["router"]
+    assert all(endpoint.num_active == 0 for endpoint in router.endpoints), router
+
+
+async def test_settings_change_in_place(stack: Stack) -> None:
+    """`serve deploy` of a changed file: the same processes, and the new batch size in force."""
+    pids = stack.replica_pids()
+    for max_batch_rows, num_requests in ((2, 8), (8, 2), (4, 4)):
+        stack.configure({"default": {"batching": {"mode": "continuous", "max_batch_rows": max_batch_rows}}})
+        before = stack.triton_statistics("identity")
+        answer = stack.client.infer("identity", {"INPUT0": np.zeros((16, 3), np.float32)})
+        assert answer["OUTPUT0"].shape == (16, 3)
+        assert (stack.triton_statistics("identity") - before).num_requests == num_requests
+    assert stack.replica_pids() == pids

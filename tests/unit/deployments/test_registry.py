@@ -1,0 +1,103 @@
+"""The registry's snapshots: news at once, no news held back, and a restart that takes nobody's endpoints away."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from serve_app.clock import ManualClock
+from serve_app.deployments.registry import EndpointRegistry, Snapshot, known_endpoints
+from serve_app.endpoint import Endpoint
+
+A, B = Endpoint("127.0.0.1:1", "a"), Endpoint("127.0.0.1:2", "b")
+LONG_S = 100.0
+
+
+async def settled_registry() -> tuple[EndpointRegistry, ManualClock]:
+    clock = ManualClock()
+    registry = EndpointRegistry(clock)
+    clock.advance(60.0)
+    return registry, clock
+
+
+async def test_a_watcher_without_a_snapshot_gets_one_at_once() -> None:
+    """Even an empty one: it says that there is nothing yet."""
+    registry, _ = await settled_registry()
+    snapshot = await registry.watch(None, LONG_S)
+    assert snapshot.endpoints == ()
+    assert snapshot.is_settled
+
+
+async def test_a_watcher_hears_of_a_new_endpoint_and_of_one_that_left() -> None:
+    """Each change answers the open calls, with everything in it."""
+    registry, _ = await settled_registry()
+    seen = await registry.watch(None, LONG_S)
+    watch = asyncio.create_task(registry.watch(seen.key, LONG_S))
+    await asyncio.sleep(0)
+    assert not watch.done()
+    await registry.renew(A, 3.0)
+    seen = await watch
+    assert seen.endpoints == (A,)
+    watch = asyncio.create_task(registry.watch(seen.key, LONG_S))
+    await asyncio.sleep(0)
+    await registry.release("a")
+    assert (await watch).endpoints == ()
+
+
+async def test_a_heartbeat_is_no_news() -> None:
+    """Renewing a lease wakes nobody up for nothing; at the end of its time the call returns the same snapshot."""
+    registry, clock = await settled_registry()
+    await registry.renew(A, 3.0)
+    seen = await registry.watch(None, LONG_S)
+    watch = asyncio.create_task(registry.watch(seen.key, 5.0))
+    await asyncio.sleep(0)
+    await registry.renew(A, 3.0)
+    await asyncio.sleep(0)
+    assert not watch.done()
+    clock.advance(2.0)
+    await registry.renew(A, 30.0)
+    clock.advance(4.0)
+    assert (await watch).key == seen.key
+
+
+async def test_a_lease_that_runs_out_is_news() -> None:
+    """A server that died with its node leaves without a word."""
+    registry, clock = await settled_registry()
+    await registry.renew(A, 3.0)
+    seen = await registry.watch(None, LONG_S)
+    watch = asyncio.create_task(registry.watch(seen.key, LONG_S))
+    await asyncio.sleep(0)
+    clock.advance(3.1)
+    assert (await watch).endpoints == ()
+
+
+async def test_a_young_registry_says_that_it_has_not_settled() -> None:
+    """And tells its watchers when it has."""
+    clock = ManualClock()
+    registry = EndpointRegistry(clock)
+    seen = await registry.watch(None, LONG_S)
+    assert not seen.is_settled
+    watch = asyncio.create_task(registry.watch(seen.key, LONG_S))
+    await asyncio.sleep(0)
+    clock.advance(10.0)
+    assert (await watch).is_settled
+
+
+@pytest.mark.parametrize(
+    ("known", "snapshot", "expected"),
+    [
+        ((A,), Snapshot("e", 1, True, (B,)), {B}),
+        ((A,), Snapshot("e", 1, False, (B,)), {A, B}),
+        ((A,), Snapshot("e", 0, False, ()), {A}),
+        ((A,), Snapshot("e", 0, True, ()), set()),
+        ((A,), Snapshot("e", 1, False, (A,)), {A}),
+    ],
+)
+def test_what_is_known_after_a_snapshot(
+    known: tuple[Endpoint, ...], snapshot: Snapshot, expected: set[Endpoint]
+) -> None:
+    """Only a settled registry can take an endpoint away."""
+    result = known_endpoints(known, snapshot)
+    assert set(result) == expected
+    assert len(result) == len(expected)
