@@ -11,6 +11,7 @@ import enum
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 
 from serve_app.batching.admission import Load, check_request_size, check_room
@@ -92,7 +93,7 @@ class Dispatcher:
         # in no batch; and in `item.batches` of those that carry the rest. Each batch in `_batches` holds one permit.
         self._items = DeadlineHeap()
         self._waiting = WaitingItems()
-        self._batches: dict[asyncio.Task[int], Batch] = {}
+        self._batches: set[Batch] = set()
         self._state = DispatcherState.OPEN
         self._num_items_ever = 0
         self._is_pump_scheduled = False
@@ -261,32 +262,34 @@ class Dispatcher:
         self._counters.num_batches_sent += 1
         self._counters.num_rows_sent += batch.num_rows
         self._stalled_since = now
-        task = asyncio.get_running_loop().create_task(self._sender.run(batch))
-        batch.task = task
-        self._batches[task] = batch
-        # The permit goes back in a callback: a task that is cancelled before its first step runs no `finally`.
-        task.add_done_callback(self._on_batch_done)
+        self._batches.add(batch)
+        batch.task = asyncio.get_running_loop().create_task(self._carry(batch))
+        # A task that is cancelled before its first step runs no `finally`; its callback runs all the same.
+        batch.task.add_done_callback(partial(self._on_batch_done, batch))
 
-    def _on_batch_done(self, task: asyncio.Task[int]) -> None:
-        batch = self._batches.pop(task)
-        if task.cancelled():
-            error: Exception = EndpointUnavailable(self._what, "the call was cancelled below the dispatcher")
-        elif task.exception() is not None:
-            error = RuntimeError("batch failed")
-            error.__cause__ = task.exception()
-        else:
-            error = RuntimeError("batch ended without an answer for each of its requests")
-            self._count(batch, num_calls=task.result())
-        for part in batch.slices if batch.num_wanted else ():  # a fault of ours, or `send` was cancelled by others
-            if batch in part.item.batches:
-                self.fail(part.item, error, by=batch)
-        self._pump()
-
-    def _count(self, batch: Batch, *, num_calls: int) -> None:
+    async def _carry(self, batch: Batch) -> None:
+        try:
+            num_calls = await self._sender.run(batch)
+        finally:
+            # Before its callers wake up, so that one who comes back at once finds the dispatcher idle.
+            self._batches.discard(batch)
         self._rate.add(batch.num_rows, now=self._clock.now())
         if num_calls > 1:
             self._counters.num_isolations += 1
             self._counters.num_isolation_calls += num_calls - 1
+
+    def _on_batch_done(self, batch: Batch, task: asyncio.Task[None]) -> None:
+        self._batches.discard(batch)
+        if task.cancelled():
+            error: Exception = EndpointUnavailable(self._what, "the call was cancelled below the dispatcher")
+        else:
+            error = RuntimeError("batch ended without an answer for each of its requests")
+            error.__cause__ = task.exception()
+        for part in batch.slices if batch.num_wanted else ():  # a fault of ours, or `send` was cancelled by others
+            if batch in part.item.batches:
+                self.fail(part.item, error, by=batch)
+        # After its callers woke up, so that those who come back at once are in the next batch.
+        self._pump()
 
     def answer(self, part: Slice[Item], response: InferResponse, *, by: Batch) -> None:
         """Give a caller its rows, once all of them are there; called by the batch that carried them."""
@@ -337,7 +340,8 @@ class Dispatcher:
         for item in tuple(self._items):
             self.fail(item, Unavailable(self._what, "this server is shutting down"))
         if self._batches:  # their tasks were cancelled when their last item failed
-            _, pending = await asyncio.wait(tuple(self._batches), timeout=CANCEL_S)
+            tasks = [batch.task for batch in self._batches if batch.task is not None]
+            _, pending = await asyncio.wait(tasks, timeout=CANCEL_S)
             if pending:
                 logger.error("%d calls of %s did not end when cancelled", len(pending), self._what)
         self._timer.close()

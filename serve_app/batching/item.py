@@ -117,7 +117,7 @@ class Batch:
         self.slices = slices
         self.num_rows = sum([stop - start for _, start, stop, _ in slices])
         self.num_wanted = len(slices)
-        self.task: asyncio.Task[int] | None = None
+        self.task: asyncio.Task[None] | None = None
         for item, _, _, _ in slices:
             item.batches.append(self)
 

@@ -21,15 +21,15 @@ def signature_of(request: InferRequest) -> Hashable:
     parameters = request.parameters
     if parameters and any(name.startswith(SEQUENCE_PREFIX) for name in parameters):
         return object()
-    signature = (
-        request.model_version,
-        _inputs_key(request.inputs),
-        _outputs_key(request.outputs) if request.outputs else None,
-        _parameters_key(parameters) if parameters else None,
-    )
     try:
+        signature = (
+            request.model_version,
+            _inputs_key(request.inputs),
+            _outputs_key(request.outputs) if request.outputs else None,
+            _parameters_key(parameters) if parameters else None,
+        )
         hash(signature)
-    except TypeError:  # a parameter that is no V2 value; nothing can be compared with it
+    except TypeError:  # something in it is no V2 value, and nothing can be compared with it
         return object()
     return signature
 
