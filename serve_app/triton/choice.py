@@ -23,7 +23,7 @@ SLOW_DIFFERENCE_S = 0.002
 MAX_SLOWNESS = 100.0
 """Largest factor by which a slow server's load is weighed up."""
 
-FORGET_HALF_LIFE_S = 2.0
+FORGET_HALF_LIFE_S = 1.0
 """Time without an answer in which half of a server's slowness is forgotten, so that it is tried again."""
 
 

@@ -1,0 +1,168 @@
+"""How one call finds its way: choose a server, try it, note how it went, and try another where that is right."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.clock import Clock
+from serve_app.errors import (
+    EndpointUnavailable,
+    EndpointUnreachable,
+    ModelNotFound,
+    ModelNotReady,
+    NoEndpoint,
+    PoolClosed,
+    ServeAppError,
+)
+from serve_app.triton.choice import choose, choose_for_sequence, slowness_of
+from serve_app.triton.member import Member
+from serve_app.triton.membership import Membership
+from serve_app.triton.retry import RetryBudget, Verdict, is_loss, judge
+
+
+@dataclass(slots=True)
+class Task:
+    """One call on its way through the servers.
+
+    Attributes:
+        rpc_name: For example `ModelInfer`.
+        message: The request message.
+        model_name: The model it is about; empty for calls that concern the server.
+        model_version: The version it is about.
+        sequence_id: Sequence it belongs to; empty for none.
+        tried: Servers that failed it.
+        num_losses: Tries that ended with a dead server or model process.
+    """
+
+    rpc_name: str
+    message: Any
+    model_name: str = ""
+    model_version: str = ""
+    sequence_id: str = ""
+    tried: tuple[Member, ...] = ()
+    num_losses: int = 0
+
+    @property
+    def is_inference(self) -> bool:
+        """Whether its result tells how well a server serves the model."""
+        return self.rpc_name == "ModelInfer"
+
+
+class Delivery:
+    """Brings calls to the servers of a `Membership`.
+
+    Args:
+        membership: The servers; told when a call could not reach one.
+        budget: Bounds the retries.
+        clock: Budgets and pauses are told by it.
+        rng: Draws among equals.
+        near_calls: Calls in flight at which a near server counts as full.
+    """
+
+    def __init__(
+        self, membership: Membership, budget: RetryBudget, *, clock: Clock, rng: random.Random, near_calls: int
+    ) -> None:
+        self._membership, self.budget = membership, budget
+        self._clock, self._rng, self._near_calls = clock, rng, near_calls
+        self.num_done = self.num_failed = self.num_retries = 0
+
+    async def run(self, task: Task, *, timeout_s: float) -> Any:
+        """Try servers until one answers, or until the failure is final.
+
+        Raises:
+            NoEndpoint: No server may be asked now.
+            ServeAppError: How the last try ended.
+        """
+        self.budget.deposit()
+        now = self._clock.now()
+        expires_at = now + timeout_s
+        member, failure = self._choose(task, now), None
+        while member is not None:
+            try:
+                answer = await self.attempt(member, task, now=now, timeout_s=expires_at - now)
+            except ServeAppError as error:
+                now = self._clock.now()
+                failure = self._final(failure, error)
+                member = self._next(member, task, error, now=now, remaining_s=expires_at - now)
+            else:
+                self.num_done += 1
+                return answer
+        self.num_failed += 1
+        raise failure or NoEndpoint("Triton", self._membership.describe_outage())
+
+    async def attempt(self, member: Member, task: Task, *, now: float, timeout_s: float) -> Any:
+        """One call on one server; its outcome goes on the server's record."""
+        name = task.model_name
+        if task.is_inference:
+            member.begin(name)
+            _set_timeout(task.message, timeout_s)
+        try:
+            answer = await member.pool.call(
+                task.rpc_name, task.message, timeout_s=timeout_s, model_name=name, model_version=task.model_version
+            )
+        except EndpointUnavailable as error:
+            self._membership.eject(member, error, started_at=now)
+            raise
+        except (ModelNotReady, ModelNotFound):
+            if task.is_inference:
+                member.block(name, now=self._clock.now())
+            raise
+        else:
+            if task.is_inference:
+                member.succeed(name, started_at=now, now=self._clock.now())
+            return answer
+        finally:
+            if task.is_inference:
+                member.abandon(name)
+
+    # --- decisions ----------------------------------------------------------------------------------------
+
+    def _choose(self, task: Task, now: float) -> Member | None:
+        """The server for the next try; `None` when there is none.
+
+        The first try goes to a server that is known not to have the model when all are; later ones do not.
+        """
+        name, members = task.model_name, self._membership.candidates
+        if task.tried:
+            members = [m for m in members if m not in task.tried and not m.is_blocked(name, now=now)]
+        elif len(members) > 1 and any(m.has_blocks() for m in members):
+            members = [m for m in members if not m.is_blocked(name, now=now)] or members
+        if len(members) <= 1:
+            return members[0] if members else None
+        if task.sequence_id:
+            return choose_for_sequence(members, [m.endpoint.server_id for m in members], task.sequence_id)
+        slowness = slowness_of([m.latency(name, now=now) for m in members])
+        return choose(members, slowness, rng=self._rng, near_calls=self._near_calls)
+
+    def _next(
+        self, member: Member, task: Task, error: ServeAppError, *, now: float, remaining_s: float
+    ) -> Member | None:
+        """The server for another try after `error`; `None` when the error is final."""
+        task.tried = (*task.tried, member)
+        task.num_losses += is_loss(error)
+        is_sequence = bool(task.sequence_id)
+        verdict = judge(error, num_losses=task.num_losses, is_sequence=is_sequence, remaining_s=remaining_s)
+        if verdict is Verdict.GIVE_UP or (other := self._choose(task, now)) is None:
+            return None
+        if verdict is Verdict.RETRY and not self.budget.withdraw():
+            return None
+        self.num_retries += 1
+        member.num_retried += 1
+        return other
+
+    def _final(self, before: ServeAppError | None, error: ServeAppError) -> ServeAppError:
+        """What the caller gets if no further try is made."""
+        if isinstance(error, PoolClosed):
+            error = EndpointUnreachable("Triton", "the server was removed before the request was sent")
+        # That one server lacks the model says little when another, which has it perhaps, could not be asked.
+        return before if before is not None and isinstance(error, ModelNotFound) else error
+
+
+def _set_timeout(message: Any, timeout_s: float) -> None:
+    """Tell Triton the budget in microseconds, for models whose queue policy lets a request's timeout count."""
+    parameter, timeout_us = message.parameters["timeout"], max(int(timeout_s * 1e6), 1)
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind is None or (kind == "int64_param" and not 0 < parameter.int64_param < timeout_us):
+        parameter.int64_param = timeout_us
