@@ -1,0 +1,1 @@
+"""The command line `serve-app`: one module per command, assembled in `main`."""

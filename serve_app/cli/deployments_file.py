@@ -1,0 +1,140 @@
+"""`deployments.yaml` as the launcher sees it: Ray Serve's schema, checked before anything starts, ports overridden."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from serve_app.errors import PreflightFailed
+from serve_app.settings import LauncherSettings, TritonServerArgs
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_HTTP_PORT = 8000
+DEFAULT_GRPC_PORT = 9000
+
+TRITON_FLEET = "serve_app.deployments.apps:triton_fleet"
+"""Import path of the app whose replicas start tritonservers on this machine."""
+
+
+@dataclass(frozen=True)
+class DeploymentsFile:
+    """One file, with the addresses that will be in force.
+
+    Attributes:
+        path: Absolute path of the file that was read.
+        config: What goes to Ray Serve: the file's content with host and ports overridden.
+        host: Address HTTP listens on.
+        http_port: HTTP port.
+        grpc_port: gRPC port; `None` where the file registers no gRPC service.
+        applications: Names of the applications, in the file's order.
+        has_route: Whether at least one application answers HTTP.
+    """
+
+    path: Path
+    config: dict[str, Any] = field(repr=False)
+    host: str
+    http_port: int
+    grpc_port: int | None
+    applications: tuple[str, ...]
+    has_route: bool
+
+    @classmethod
+    def read(cls, path: Path, settings: LauncherSettings) -> DeploymentsFile:
+        """Read and check a file.
+
+        Raises:
+            PreflightFailed: It is missing, no YAML, or not what Ray Serve takes.
+        """
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise PreflightFailed(
+                f"{path} does not exist.", "run `serve-app up` in the folder that has it, or name the file."
+            ) from None
+        except (OSError, UnicodeDecodeError) as problem:
+            raise PreflightFailed(f"{path} cannot be read ({problem}).", "name a readable YAML file.") from None
+        except yaml.YAMLError as problem:
+            raise PreflightFailed(f"{path} is not YAML: {_one_line(problem)}.", "correct that line.") from None
+        config = cls._overridden(path, content, settings)
+        _validate(path, config)
+        grpc = config["grpc_options"]
+        applications = config.get("applications") or []
+        return cls(
+            path=path.resolve(),
+            config=config,
+            host=config["http_options"]["host"],
+            http_port=config["http_options"]["port"],
+            grpc_port=grpc["port"] if grpc.get("grpc_servicer_functions") else None,
+            applications=tuple(app.get("name", "default") for app in applications),
+            has_route=any(app.get("route_prefix", "/") is not None for app in applications),
+        )
+
+    @staticmethod
+    def _overridden(path: Path, content: object, settings: LauncherSettings) -> dict[str, Any]:
+        """A copy with host and ports: from the settings, else the file's, else the defaults."""
+        if not isinstance(content, dict):
+            raise PreflightFailed(f"{path} holds no mapping.", "write Ray Serve's schema: `applications:` and so on.")
+        config: dict[str, Any] = copy.deepcopy(content)
+        for section in ("http_options", "grpc_options"):
+            if not isinstance(config.setdefault(section, {}) or {}, dict):
+                raise PreflightFailed(f"{path}: {section} holds no mapping.", "write `host:`, `port:` below it.")
+            config[section] = config[section] or {}
+        http, grpc = config["http_options"], config["grpc_options"]
+        http["host"] = settings.host or http.get("host") or DEFAULT_HOST
+        http["port"] = settings.http_port or http.get("port") or DEFAULT_HTTP_PORT
+        grpc["port"] = settings.grpc_port or grpc.get("port") or DEFAULT_GRPC_PORT
+        return config
+
+    def fleet_args(self) -> list[TritonServerArgs]:
+        """The arguments of every application that starts tritonservers.
+
+        Raises:
+            PreflightFailed: Arguments that the fleet would refuse.
+        """
+        found = []
+        for app in self.config["applications"]:
+            if app.get("import_path") == TRITON_FLEET:
+                try:
+                    found.append(TritonServerArgs.model_validate(app.get("args") or {}))
+                except ValidationError as problem:
+                    raise _invalid(self.path, problem, f"applications.{app.get('name')}.args") from None
+        return found
+
+    @property
+    def connect_host(self) -> str:
+        """Where a client on this machine reaches HTTP."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
+
+
+def _validate(path: Path, config: dict[str, Any]) -> None:
+    from ray.serve.schema import ServeDeploySchema  # Two seconds of imports, which `--help` need not wait for.
+
+    try:
+        ServeDeploySchema.model_validate(config)
+    except ValidationError as problem:
+        raise _invalid(path, problem) from None
+    except (TypeError, ValueError) as problem:
+        raise PreflightFailed(f"{path}: {_one_line(problem)}.", "correct it; the schema is Ray Serve's own.") from None
+    if not config.get("applications"):
+        raise PreflightFailed(f"{path} has no applications.", "list at least one under `applications:`.")
+
+
+def _invalid(path: Path, problem: ValidationError, prefix: str = "") -> PreflightFailed:
+    first = problem.errors()[0]
+    where = ".".join(str(part) for part in (*([prefix] if prefix else []), *first["loc"])) or "the file"
+    more = f" (and {problem.error_count() - 1} more)" if problem.error_count() > 1 else ""
+    return PreflightFailed(
+        f"{path}: {where}: {_one_line(first['msg'])}{more}.",
+        "correct it; args are described in serve_app/settings.py."
+        if prefix
+        else "correct it; the schema is Ray Serve's own.",
+    )
+
+
+def _one_line(problem: object) -> str:
+    return " ".join(str(problem).split()).rstrip(".")
