@@ -12,10 +12,17 @@ from tritonclient.grpc import service_pb2
 
 from serve_app.errors import BackendFailed, InvalidRequest, TensorDatatypeMismatch, TensorShapeMismatch
 from serve_app.protocol.datatypes import DATATYPES, Datatype
-from serve_app.protocol.json_codec import check_output_parameters
 from serve_app.protocol.json_tensor import pack_numbers
 from serve_app.protocol.messages import InferRequest, InferResponse, Parameters, ParameterValue, RequestedOutput
-from serve_app.protocol.parameters import INT64_MAX, INT64_MIN, check_request_parameters, refuse_shared_memory
+from serve_app.protocol.parameters import (
+    INT64_MAX,
+    INT64_MIN,
+    UINT64_MAX,
+    check_output_parameters,
+    check_request_parameters,
+    parameter_field,
+    refuse_shared_memory,
+)
 from serve_app.protocol.tensor import Buffer, Tensor, pack_bytes
 
 # Which field of InferTensorContents carries a datatype; FP16 and BF16 have none.
@@ -78,7 +85,7 @@ def decode_infer_request(pb: Any) -> InferRequest:
         _check_size(tensor, datatype, field)
         inputs.append(tensor)
     parameters = _parameters_of(pb.parameters, "parameters") if pb.parameters else {}
-    check_request_parameters(parameters)
+    check_request_parameters(parameters, is_grpc=True)
     outputs = [_requested_output(entry, f"outputs[{index}]") for index, entry in enumerate(pb.outputs)]
     return InferRequest(pb.model_name, inputs, pb.model_version, pb.id, outputs, parameters)
 
@@ -197,7 +204,7 @@ def _parameters_of(pb: Mapping[str, Any], field: str) -> Parameters:
     for key, parameter in pb.items():
         choice = parameter.WhichOneof("parameter_choice")
         if choice is None:
-            raise InvalidRequest(f"{field}.{key}", "no value", "one of " + ", ".join(_choices(parameter)))
+            raise InvalidRequest(parameter_field(field, key), "no value", f"one of {', '.join(_choices(parameter))}")
         parameters[key] = getattr(parameter, choice)
     return parameters
 
@@ -222,7 +229,7 @@ def _choice_of(key: str, value: ParameterValue, field: str) -> str:
         # Triton takes `uint64_param` for `priority` alone, and for that `int64_param` too where the value fits.
         if INT64_MIN <= value <= INT64_MAX:
             return "int64_param"
-        if 0 <= value < 2**64:
+        if 0 <= value <= UINT64_MAX:
             return "uint64_param"
-        raise InvalidRequest(f"{field}.{key}", "an integer of more than 64 bits", "one of at most 64 bits")
-    raise InvalidRequest(f"{field}.{key}", type(value).__name__, "a bool, int, float or str")
+        raise InvalidRequest(parameter_field(field, key), "an integer of more than 64 bits", "one of at most 64 bits")
+    raise InvalidRequest(parameter_field(field, key), type(value).__name__, "a bool, int, float or str")

@@ -13,7 +13,7 @@ from serve_app.protocol.messages import InferRequest, InferResponse, Parameters,
 from serve_app.protocol.output_plan import BINARY_ONLY, JSON_ONLY, OutputPlan
 from serve_app.protocol.parameters import (
     INT64_MAX,
-    RESERVED_PREFIX,
+    check_output_parameters,
     check_request_parameters,
     json_type,
     refuse_shared_memory,
@@ -100,11 +100,6 @@ def request_of(
     parameters = _member(document, "parameters", "parameters")
     is_binary_default = _take_bool(parameters, "binary_data_output", "parameters")
     if parameters:
-        for key in parameters:
-            if key.startswith(RESERVED_PREFIX):
-                raise InvalidRequest(
-                    f"parameters.{key}", "a reserved key", f"no key that starts with {RESERVED_PREFIX!r}"
-                )
         check_request_parameters(parameters)
     entries = document.get("inputs")
     if type(entries) is not list:
@@ -220,19 +215,6 @@ def _outputs_of(entries: Any, is_binary_default: bool) -> tuple[list[RequestedOu
             check_output_parameters(parameters, field=f"{field}.parameters")
         outputs.append(RequestedOutput(name, parameters))
     return outputs, OutputPlan(is_binary_default, binary_by_name)
-
-
-def check_output_parameters(parameters: Parameters, *, field: str) -> None:
-    """Check the parameters of a requested output.
-
-    Raises:
-        InvalidRequest: `classification` is no positive integer, or a value is of no V2 type.
-    """
-    check_request_parameters(parameters, field=field)
-    count = parameters.get("classification")
-    if count is not None and (type(count) is not int or count < 1):
-        got = f"{count}" if type(count) is int else json_type(count)
-        raise InvalidRequest(f"{field}.classification", got, "a positive integer")
 
 
 def write_json(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from serve_app.errors import InvalidRequest
 from serve_app.protocol.datatypes import DATATYPES
-from serve_app.protocol.messages import InferRequest, ModelSpec
+from serve_app.protocol.messages import InferRequest, ModelSpec, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +30,35 @@ class OutputPlan:
         return self.binary_by_name.get(name, self.is_binary_default)
 
     def check(self, request: InferRequest, spec: ModelSpec) -> None:
-        """Refuse a request for JSON of an output that JSON cannot carry, before the model runs for nothing.
+        """Refuse a request whose answer JSON cannot carry, before the model runs for nothing.
+
+        Without a list of outputs that is certain only where all outputs are FP16 or BF16: a model need not produce
+        every output. `binary.encode_infer_response` refuses the rest.
 
         Raises:
             InvalidRequest: An FP16 or BF16 output would have to be written as JSON.
         """
-        if request.outputs:
-            for index, output in enumerate(request.outputs):
-                tensor = spec.outputs.get(output.name)
-                if tensor is not None and "classification" not in output.parameters:
-                    self._check_one(output.name, tensor.datatype, f"outputs[{index}].parameters.binary_data")
-        else:
-            for tensor in spec.outputs.values():
-                self._check_one(tensor.name, tensor.datatype, "parameters.binary_data_output")
+        if self.is_binary_default and not request.outputs:
+            return
+        for index, output in enumerate(request.outputs):
+            tensor = spec.outputs.get(output.name)
+            if tensor is None or self.is_binary(output.name) or "classification" in output.parameters:
+                continue
+            if not _has_json(tensor):
+                raise _no_json_error(f"outputs[{index}].parameters.binary_data", tensor)
+        if not request.outputs and spec.outputs and not any(map(_has_json, spec.outputs.values())):
+            raise _no_json_error("parameters.binary_data_output", next(iter(spec.outputs.values())))
 
-    def _check_one(self, name: str, datatype: str, field_name: str) -> None:
-        row = DATATYPES.get(datatype)
-        if row is not None and not row.has_json and not self.is_binary(name):
-            raise InvalidRequest(
-                field_name,
-                f"JSON asked for output {name!r} of datatype {datatype}",
-                "true: it travels only as binary data",
-            )
+
+def _has_json(tensor: TensorSpec) -> bool:
+    row = DATATYPES.get(tensor.datatype)
+    return row is None or row.has_json
+
+
+def _no_json_error(field_name: str, tensor: TensorSpec) -> InvalidRequest:
+    return InvalidRequest(
+        field_name, f"JSON for output {tensor.name!r} of datatype {tensor.datatype}", "true: it travels only as binary"
+    )
 
 
 JSON_ONLY = OutputPlan()

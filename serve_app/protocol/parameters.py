@@ -32,12 +32,22 @@ def json_type(value: object) -> str:
     )
 
 
-def check_request_parameters(parameters: Parameters, *, field: str = "parameters") -> None:
+def parameter_field(field: str, key: str) -> str:
+    """The path of a parameter for error texts: one short line, whatever the caller's key holds."""
+    return f"{field}.{key}" if len(key) <= 64 and key.isprintable() else f"{field}[{key[:64]!r}]"
+
+
+def check_request_parameters(parameters: Parameters, *, field: str = "parameters", is_grpc: bool = False) -> None:
     """Check a request's parameters.
 
     `sequence_id`, `sequence_start`, `sequence_end`, `priority` and `timeout` have the types that Triton reads them
     with. All others are the model's own: a boolean, an integer of 64 bits, a number or a string. Only `priority` may
     be larger than a signed 64-bit integer, because Triton takes no `uint64_param` for any other key.
+
+    Args:
+        parameters: All of them.
+        field: Their path for error texts.
+        is_grpc: Whether `EMPTY_FINAL_RESPONSE` may be among them.
 
     Raises:
         InvalidRequest: A key that starts with `triton_`, or a value of another type or range.
@@ -45,9 +55,11 @@ def check_request_parameters(parameters: Parameters, *, field: str = "parameters
     for key, value in parameters.items():
         kind = type(value)
         if kind not in _SCALARS:
-            raise InvalidRequest(f"{field}.{key}", json_type(value), "a boolean, an integer, a number or a string")
-        if key.startswith(RESERVED_PREFIX) and key != EMPTY_FINAL_RESPONSE:
-            raise InvalidRequest(f"{field}.{key}", "a reserved key", f"no key that starts with {RESERVED_PREFIX!r}")
+            wanted = "a boolean, an integer, a number or a string"
+            raise InvalidRequest(parameter_field(field, key), json_type(value), wanted)
+        if key.startswith(RESERVED_PREFIX) and not (is_grpc and key == EMPTY_FINAL_RESPONSE):
+            wanted = f"no key that starts with {RESERVED_PREFIX!r}"
+            raise InvalidRequest(parameter_field(field, key), "a reserved key", wanted)
         known = _KNOWN.get(key)
         if known is not None and kind not in known[0]:
             raise InvalidRequest(f"{field}.{key}", json_type(value), known[1])
@@ -59,7 +71,20 @@ def _check_range(key: str, value: int, field: str) -> None:
     low = 0 if key in ("priority", "timeout") else INT64_MIN
     high = UINT64_MAX if key == "priority" else INT64_MAX
     if not low <= value <= high:
-        raise InvalidRequest(f"{field}.{key}", "an integer out of range", f"one between {low} and {high}")
+        raise InvalidRequest(parameter_field(field, key), "an integer out of range", f"one between {low} and {high}")
+
+
+def check_output_parameters(parameters: Parameters, *, field: str) -> None:
+    """Check the parameters of a requested output.
+
+    Raises:
+        InvalidRequest: `classification` is no positive integer, or a value is of no V2 type.
+    """
+    check_request_parameters(parameters, field=field)
+    count = parameters.get("classification")
+    if count is not None and (type(count) is not int or count < 1):
+        got = f"{count}" if type(count) is int else json_type(count)
+        raise InvalidRequest(f"{field}.classification", got, "a positive integer")
 
 
 def refuse_shared_memory(parameters: Parameters, *, field: str) -> None:
@@ -71,6 +96,6 @@ def refuse_shared_memory(parameters: Parameters, *, field: str) -> None:
     for key in parameters:
         if key.startswith(_SHARED_MEMORY_PREFIX):
             raise Unsupported(
-                f"{field}.parameters.{key}",
+                parameter_field(f"{field}.parameters", key),
                 "the model may run on another machine than the one the region is on; send the data in the request",
             )
