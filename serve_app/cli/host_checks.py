@@ -126,7 +126,7 @@ def check_ports(ports: Iterable[PortUse], *, folder: RunFolder) -> None:
             owner = listener_on(use.port)
             if owner is None:
                 raise PreflightFailed(problem.problem, _free_or_change("", use)) from None
-            raise PreflightFailed(*_taken(use, owner, folder)) from None
+            raise PreflightFailed(*port_problem(use, owner, folder)) from None
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ def listener_on(port: int) -> Listener | None:
         return None
 
 
-def _taken(use: PortUse, owner: Listener, folder: RunFolder) -> tuple[str, str]:
-    """Problem and fix in words."""
+def port_problem(use: PortUse, owner: Listener, folder: RunFolder) -> tuple[str, str]:
+    """Who holds a port, and what to do about it, in words."""
     where = f"holds port {use.port} ({use.what})"
     if owner.marker is not None and owner.marker.startswith(folder.marker_prefix):
         return f"A leftover {owner.name} of an earlier run (process {owner.pid}) {where}.", "run `serve-app down`."

@@ -73,10 +73,15 @@ def find_marked(prefix: str, *, proc: Path = PROC) -> list[MarkedProcess]:
     return sorted(found, key=lambda process: (process.started, process.pid))
 
 
-def kill_all(prefix: str, *, timeout_s: float = 10.0) -> list[MarkedProcess]:
+def kill_all(prefix: str, *, head_pid: int | None = None, timeout_s: float = 10.0) -> list[MarkedProcess]:
     """Kill every marked process, and those they start meanwhile, until there is none.
 
     Blocks for some ten milliseconds as a rule.
+
+    Args:
+        prefix: Start of the markers.
+        head_pid: In the launcher, which adopted what its child left: that child, so that all others are collected.
+        timeout_s: When to give up.
 
     Returns:
         Those that are still there after `timeout_s` (stuck in the kernel); as a rule none.
@@ -86,7 +91,8 @@ def kill_all(prefix: str, *, timeout_s: float = 10.0) -> list[MarkedProcess]:
         processes = find_marked(prefix)
         for process in processes:
             process.send(signal.SIGKILL)
-        reap_orphans()
+        if head_pid is not None:
+            reap_orphans(keep={head_pid})
         if not processes or time.monotonic() > expires_at:
             return processes
         time.sleep(0.02)
@@ -103,7 +109,7 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
 
 
-def reap_orphans(keep: Iterable[int] = ()) -> None:
+def reap_orphans(*, keep: Iterable[int]) -> None:
     """Collect dead children that were adopted; `keep` are those that a `Popen` of ours waits for."""
     kept = set(keep)
     for child in psutil.Process().children():

@@ -83,7 +83,7 @@ class InstanceStopper:
     def kill(self, *, head: RayHead | None) -> Stopped:
         """Kill everything at once and clean up; blocks for some ten milliseconds."""
         self._look()
-        survivors = kill_all(self._folder.marker_prefix)
+        survivors = kill_all(self._folder.marker_prefix, head_pid=head.pid if head else None)
         if head is not None:
             head.wait(timeout_s=5.0)
         remove_shared_memory(self._shared_memory)
