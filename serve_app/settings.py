@@ -14,9 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
-
-from serve_app.errors import InvalidRequest
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 MIB = 1024 * 1024
 
@@ -283,24 +281,6 @@ class LauncherSettings(Settings):
     object_store_bytes: int = Field(default=512 * MIB, ge=128 * MIB)
     start_timeout_s: float = Field(default=300.0, gt=0.0)
     stop_timeout_s: float = Field(default=20.0, gt=0.0)
-
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str], **options: object) -> LauncherSettings:
-        """Settings from `SERVE_APP_*` variables, below `options` that are not `None`.
-
-        Raises:
-            InvalidRequest: A value that is no valid one; names the variable or the option.
-        """
-        names = {name: f"SERVE_APP_{name.upper()}" for name in cls.model_fields}
-        values: dict[str, object] = {name: environ[key] for name, key in names.items() if environ.get(key)}
-        given = {name: value for name, value in options.items() if value is not None}
-        try:
-            return cls.model_validate({**values, **given})
-        except ValidationError as problem:
-            first = problem.errors()[0]
-            name = str(first["loc"][0])
-            field = "--" + name.replace("_", "-") if name in given else names.get(name, name)
-            raise InvalidRequest(field, repr(first["input"]), first["msg"]) from None
 
 
 def process_environment() -> dict[str, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import typer
+from pydantic import ValidationError
 
 from serve_app.cli.exit_codes import ExitCode
 from serve_app.cli.progress import Reporter
@@ -36,13 +37,31 @@ class Session:
     def open(cls, **options: object) -> Session:
         """A session for options that were given (`None`: not given); raises `InvalidRequest` for wrong values."""
         environ = process_environment()
-        settings = LauncherSettings.from_environ(environ, **options)
+        settings = launcher_settings(environ, **options)
         return cls(settings, environ, Reporter(), RunFolder.choose(settings.run_dir))
 
     def stopper(self) -> InstanceStopper:
         """What stops the instance in the run folder."""
         logs = logs_folder(Path.home(), self.environ.get("XDG_STATE_HOME"))
         return InstanceStopper(self.folder, reporter=self.reporter, logs=logs)
+
+
+def launcher_settings(environ: Mapping[str, str], **options: object) -> LauncherSettings:
+    """Settings from `SERVE_APP_*` variables, below `options` that are not `None`.
+
+    Raises:
+        InvalidRequest: A value that is no valid one; names the variable or the option.
+    """
+    names = {name: f"SERVE_APP_{name.upper()}" for name in LauncherSettings.model_fields}
+    values: dict[str, object] = {name: environ[key] for name, key in names.items() if environ.get(key)}
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        return LauncherSettings.model_validate({**values, **given})
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        name = str(first["loc"][0])
+        field = "--" + name.replace("_", "-") if name in given else names.get(name, name)
+        raise InvalidRequest(field, repr(first["input"]), first["msg"]) from None
 
 
 def run_command(command: Callable[[], ExitCode]) -> None:

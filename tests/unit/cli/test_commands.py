@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from serve_app.cli.exit_codes import ExitCode
 from serve_app.cli.main import app
 from serve_app.cli.run_folder import RunFolder
+from serve_app.cli.session import launcher_settings
 from serve_app.errors import InvalidRequest
 from serve_app.settings import LauncherSettings
 
@@ -74,10 +75,10 @@ def test_a_wrong_variable_is_named(folder: RunFolder, monkeypatch: pytest.Monkey
 def test_options_win_over_the_environment() -> None:
     """An option given is in force, one not given leaves the variable's value, an empty variable is none."""
     environ = {"SERVE_APP_HTTP_PORT": "8001", "SERVE_APP_GRPC_PORT": "9001", "SERVE_APP_HOST": ""}
-    settings = LauncherSettings.from_environ(environ, http_port=8002, grpc_port=None)
+    settings = launcher_settings(environ, http_port=8002, grpc_port=None)
     assert (settings.http_port, settings.grpc_port, settings.host) == (8002, 9001, None)
     with pytest.raises(InvalidRequest, match="--http-port: got 0"):
-        LauncherSettings.from_environ(environ, http_port=0)
+        launcher_settings(environ, http_port=0)
 
 
 def test_a_laptop_gets_enough_logical_cpus() -> None:
