@@ -47,7 +47,7 @@ class TritonCalls(Protocol):
         """Whether some server is ready."""
         ...
 
-    async def repository_index(self, *, is_ready_only: bool = False, timeout_s: float) -> list[Message]:
+    async def repository_index(self, *, is_ready: bool = False, timeout_s: float) -> list[Message]:
         """`RepositoryIndexResponse.ModelIndex` entries."""
         ...
 
@@ -188,7 +188,7 @@ class DataPlane:
 
     async def repository_index(self, *, is_ready_only: bool = False) -> list[Message]:
         """Triton's `RepositoryIndexResponse.ModelIndex` entries of the models that are served here."""
-        index = await self._triton.repository_index(is_ready_only=is_ready_only, timeout_s=self._control_timeout_s)
+        index = await self._triton.repository_index(is_ready=is_ready_only, timeout_s=self._control_timeout_s)
         return [entry for entry in index if not self._names or entry.name in self._names]
 
     # --- server -------------------------------------------------------------------------------------------
@@ -209,6 +209,11 @@ class DataPlane:
         return all(await asyncio.gather(*(self.is_model_ready(name) for name in self._names)))
 
     # --- life ---------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> ModelServerConfig:
+        """The settings in force."""
+        return self._config
 
     def reconfigure(self, config: ModelServerConfig) -> None:
         """Put new settings in force for every model, from the next batch on; nothing under way is lost."""

@@ -1,6 +1,8 @@
-"""The app builders that `deployments.yaml` names; each takes its `args:` as one validated object."""
+"""The app builders that `deployments.yaml` names; each takes its `args:` as one validated object.
 
-from __future__ import annotations
+Ray Serve validates `args:` by the parameter's annotation, which must be the class itself: no `annotations` from
+`__future__` in this file.
+"""
 
 from ray import serve
 from ray.serve import Application, Deployment

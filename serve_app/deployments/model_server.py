@@ -166,5 +166,10 @@ class ModelServer(GrpcServicer):
         return {tensor.name: tensor.to_numpy() for tensor in answer.outputs}
 
     async def statistics(self) -> dict[str, Any]:
-        """Counts of this replica's data plane and router, for tests and tools."""
-        return {"plane": self._plane.statistics(), "router": self._router.statistics(), "repr": repr(self._plane)}
+        """This replica's counts and its settings in force, for tests and tools."""
+        return {
+            "plane": self._plane.statistics(),
+            "router": self._router.statistics(),
+            "config": self._plane.config,
+            "repr": repr(self._plane),
+        }

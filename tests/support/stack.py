@@ -1,0 +1,249 @@
+"""The whole product as a user runs it: `serve-app up` in a process of its own, with ports and a folder of its own."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tritonclient.grpc as triton_grpc
+import yaml
+
+from tests.support.waiting import wait_until_sync
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+START_S = 150.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on now; below the kernel's ephemeral ones, so that none is lent out."""
+    found: list[int] = []
+    candidate = 20000 + os.getpid() % 4000
+    while len(found) < count:
+        candidate += 1
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("0.0.0.0", candidate))
+            except OSError:
+                continue
+            found.append(candidate)
+    return found
+
+
+@dataclass(frozen=True)
+class TritonCounts:
+    """What all servers of the fleet have counted for one model.
+
+    Attributes:
+        num_requests: ModelInfer calls answered.
+        num_rows: Rows in them.
+        largest_batch: Most rows in one execution; not a difference in `a - b`.
+    """
+
+    num_requests: int
+    num_rows: int
+    largest_batch: int
+
+    def __sub__(self, before: TritonCounts) -> TritonCounts:
+        return TritonCounts(
+            self.num_requests - before.num_requests, self.num_rows - before.num_rows, self.largest_batch
+        )
+
+
+class Stack:
+    """A running product.
+
+    Args:
+        folder: For the repository, the file of applications and the log of `serve-app up`.
+        run_dir: Short path for `SERVE_APP_RUN_DIR`.
+        environ: Added to the environment of `serve-app up`.
+    """
+
+    app_name = "models"
+
+    def __init__(self, folder: Path, *, run_dir: Path, environ: Mapping[str, str] | None = None) -> None:
+        names = ("http", "grpc", "dashboard", "stats", "metrics", "fallback_http", "fallback_grpc")
+        self._ports = dict(zip(names, free_ports(len(names)), strict=True))
+        self._folder = folder
+        self._run_dir = run_dir
+        self._environ = {
+            **os.environ,
+            "SERVE_APP_RUN_DIR": str(run_dir),
+            "SERVE_APP_HOME": str(ROOT),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(self._ports["stats"]),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(self._ports["metrics"]),
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(self._ports["fallback_http"]),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(self._ports["fallback_grpc"]),
+            **(environ or {}),
+        }
+        self.http = f"127.0.0.1:{self._ports['http']}"
+        self.grpc = f"127.0.0.1:{self._ports['grpc']}"
+        self._file = folder / "deployments.yaml"
+        self._document = self._first_document()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _first_document(self) -> dict[str, Any]:
+        document: dict[str, Any] = yaml.safe_load((ROOT / "deployments.yaml").read_text())
+        document["http_options"]["port"] = self._ports["http"]
+        document["grpc_options"]["port"] = self._ports["grpc"]
+        triton, _ = document["applications"]
+        triton["args"]["model_repository"] = str(self._folder / "model_repository")
+        return document
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start it and wait until every model is ready.
+
+        Raises:
+            AssertionError: It ended, or took too long; says what it printed.
+        """
+        repository = self._folder / "model_repository"
+        if not repository.exists():
+            repository.mkdir()
+            for source in (ROOT / "model_repository", ROOT / "tests" / "support" / "model_repository"):
+                for model in source.iterdir():
+                    if model.is_dir():
+                        shutil.copytree(model, repository / model.name)
+        self._write()
+        log = self._folder / "up.log"
+        command = [BIN / "serve-app", "up", self._file, "--dashboard-port", str(self._ports["dashboard"])]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(command, env=self._environ, stdout=output, stderr=output)
+        wait_until_sync(
+            lambda: "Ready in" in log.read_text() or self._process is None or self._process.poll() is not None,
+            timeout_s=START_S,
+            what=log,
+        )
+        assert self._process.poll() is None, log.read_text()
+
+    def stop(self) -> None:
+        """Stop it as Ctrl-C does; raises when it does not end well."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            status = self._process.wait(90)
+            self._process = None
+            assert status == 0, (self._folder / "up.log").read_text()
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of the instance, by the marker in its environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("SERVE_APP_INSTANCE", "").startswith(str(self._run_dir)):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    # --- changing it --------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        self._file.write_text(yaml.safe_dump(self._document, sort_keys=False))
+
+    def deploy(self) -> None:
+        """`serve deploy` of the file as it is now, as a user would type it."""
+        self._write()
+        command = [BIN / "serve", "deploy", "-a", f"http://127.0.0.1:{self._ports['dashboard']}", str(self._file)]
+        subprocess.run(command, env=self._environ, check=True, capture_output=True, timeout=60)
+
+    def configure(self, user_config: Mapping[str, Any]) -> None:
+        """Deploy other settings of the models, and wait until every replica has them in force."""
+        from serve_app.settings import ModelServerConfig
+
+        wanted = ModelServerConfig.model_validate(user_config)
+        self._document["applications"][1]["deployments"][0]["user_config"] = copy.deepcopy(dict(user_config))
+        self.deploy()
+        wait_until_sync(
+            lambda: bool(self.model_server_statistics()["config"] == wanted), timeout_s=30, what=user_config
+        )
+
+    def scale_fleet(self, num_servers: int) -> None:
+        """Deploy another number of servers, and wait until the front knows exactly these."""
+        self._document["applications"][0]["deployments"] = [{"name": "TritonServer", "num_replicas": num_servers}]
+        self.deploy()
+        wait_until_sync(
+            lambda: self.num_endpoints() == num_servers and len(self.tritonservers()) == num_servers,
+            timeout_s=60,
+            what=f"{num_servers} servers",
+        )
+
+    # --- asking it ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def handle(self) -> Any:
+        """The Serve handle of the front; connects this process to the cluster."""
+        import ray
+        from ray import serve
+
+        if not ray.is_initialized():
+            for line in (self._run_dir / "driver.env").read_text().splitlines():
+                name, _, value = line.removeprefix("export ").partition("=")
+                os.environ[name] = value.strip("'")
+            ray.init(namespace="serve", logging_level="WARNING", log_to_driver=False)
+        return serve.get_app_handle(self.app_name)
+
+    @cached_property
+    def client(self) -> Any:
+        """Our client; closed by `close_clients`."""
+        from serve_app.client import ModelClient
+
+        assert self.handle is not None
+        return ModelClient(self.app_name)
+
+    def close_clients(self) -> None:
+        """Close what `handle` and `client` opened."""
+        import ray
+
+        if "client" in self.__dict__:
+            self.client.close()
+        if "handle" in self.__dict__:
+            ray.shutdown()
+
+    def model_server_statistics(self) -> dict[str, Any]:
+        """What a replica of the front says of itself."""
+        statistics: dict[str, Any] = self.handle.statistics.remote().result(timeout_s=20)
+        return statistics
+
+    def num_endpoints(self) -> int:
+        """Servers that the front can ask now."""
+        count: int = self.model_server_statistics()["router"].num_available
+        return count
+
+    def replica_pids(self) -> set[int]:
+        """Processes of the front's replicas and of the fleet's."""
+        pids = {process.pid for process in self.processes() if process.name().startswith("ray::ServeReplica")}
+        assert pids
+        return pids
+
+    def tritonservers(self) -> list[psutil.Process]:
+        """The fleet's server processes."""
+        return [process for process in self.processes() if process.name() == "tritonserver"]
+
+    def triton_statistics(self, model: str) -> TritonCounts:
+        """A model's counts, read from Triton itself and summed over the fleet."""
+        num_requests = num_rows = largest = 0
+        for endpoint in self.model_server_statistics()["router"].endpoints:
+            with triton_grpc.InferenceServerClient(endpoint.address) as client:
+                for entry in client.get_inference_statistics(model).model_stats:
+                    num_requests += entry.inference_stats.success.count
+                    num_rows += entry.inference_count
+                    largest = max([largest, *(batch.batch_size for batch in entry.batch_stats)])
+        return TritonCounts(num_requests, num_rows, largest)
+
+    @staticmethod
+    def live_servers(servers: list[psutil.Process]) -> list[psutil.Process]:
+        """Those of some processes that still run."""
+        return [p for p in servers if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
