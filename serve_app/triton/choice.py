@@ -14,11 +14,11 @@ Two keep a server with one instance busy: one call runs, one waits in Triton's q
 while a server farther away, which costs less than a millisecond to reach, stands idle.
 """
 
-SLOW_RATIO = 2.0
+SLOW_RATIO = 3.0
 """How much longer than the fastest server's calls a server's must take to count as slow; less is noise."""
 
-SLOW_DIFFERENCE_S = 0.002
-"""By how much at least, in seconds; a factor of two between fractions of a millisecond means nothing."""
+SLOW_DIFFERENCE_S = 0.003
+"""By how much at least, in seconds; a factor of three between fractions of a millisecond means nothing."""
 
 MAX_SLOWNESS = 100.0
 """Largest factor by which a slow server's load is weighed up."""

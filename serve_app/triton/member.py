@@ -21,6 +21,12 @@ MAX_BLOCKS = 256
 LATENCY_WEIGHT = 0.2
 """Weight of the newest answer in a server's usual latency, when the one before it is recent."""
 
+MAX_JUMP = 2.0
+"""Most that one answer counts, as a multiple of the usual latency: one hiccup does not make a server slow."""
+
+MIN_ANSWERS = 5
+"""Answers before a latency counts as usual; the first ones of a cold server are slow everywhere."""
+
 MAX_LATENCIES = 1024
 """Models of one server whose latency is remembered."""
 
@@ -50,6 +56,28 @@ class ModelBlock:
     until: float
     pause_s: float
     is_trying: bool = False
+
+
+@dataclass(slots=True)
+class ModelLatency:
+    """How long a server takes to answer for one model.
+
+    Attributes:
+        usual_s: Weighted mean of the latest answers' latencies in seconds.
+        at: When the last answer came, in seconds of the router's clock.
+        num_answers: Answers that went into it.
+    """
+
+    usual_s: float
+    at: float
+    num_answers: int = 1
+
+    def add(self, latency_s: float, *, now: float) -> None:
+        """Take one more answer in; the longer the silence before it, the more it counts."""
+        kept = (1.0 - LATENCY_WEIGHT) * 0.5 ** ((now - self.at) / FORGET_HALF_LIFE_S)
+        self.usual_s = kept * self.usual_s + (1.0 - kept) * min(latency_s, MAX_JUMP * self.usual_s)
+        self.at = now
+        self.num_answers += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +131,7 @@ class Member:
     num_ejections: int = 0
     num_retried: int = 0
     _blocks: dict[str, ModelBlock] = field(default_factory=dict)
-    _latencies: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _latencies: dict[str, ModelLatency] = field(default_factory=dict)
 
     # --- what the choice asks -----------------------------------------------------------------------------
 
@@ -126,9 +154,11 @@ class Member:
         return block is not None and (block.is_trying or now < block.until)
 
     def latency(self, model_name: str, *, now: float) -> tuple[float, float] | None:
-        """The model's usual latency here and the age of its last answer, both in seconds."""
+        """The model's usual latency here and the age of its last answer, in seconds; `None` until it is known."""
         latency = self._latencies.get(model_name)
-        return None if latency is None else (latency[0], now - latency[1])
+        if latency is None or latency.num_answers < MIN_ANSWERS:
+            return None
+        return latency.usual_s, now - latency.at
 
     # --- what calls tell ------------------------------------------------------------------------------------
 
@@ -146,14 +176,13 @@ class Member:
         """A call for the model was answered."""
         if self._blocks:
             self._blocks.pop(model_name, None)
-        latency_s = now - started_at
-        usual = self._latencies.get(model_name)
-        if usual is not None:
-            kept = (1.0 - LATENCY_WEIGHT) * 0.5 ** ((now - usual[1]) / FORGET_HALF_LIFE_S)
-            latency_s = kept * usual[0] + (1.0 - kept) * latency_s
-        elif len(self._latencies) >= MAX_LATENCIES:
+        latency = self._latencies.get(model_name)
+        if latency is not None:
+            latency.add(now - started_at, now=now)
+            return
+        if len(self._latencies) >= MAX_LATENCIES:
             self._latencies.clear()
-        self._latencies[model_name] = (latency_s, now)
+        self._latencies[model_name] = ModelLatency(now - started_at, now)
 
     def block(self, model_name: str, *, now: float) -> None:
         """The model could not be served here: ask elsewhere for a while, then try with one call."""
