@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serve_app.errors import InvalidRequest, RequestTooLarge, TensorShapeMismatch, Unsupported
+from serve_app.errors import BackendFailed, InvalidRequest, RequestTooLarge, TensorShapeMismatch, Unsupported
 from serve_app.protocol.datatypes import DATATYPES
 from serve_app.protocol.json_codec import parse_json, request_of, response_head, write_json
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec, TensorSpec
@@ -147,11 +147,14 @@ def encode_infer_response(response: InferResponse, plan: OutputPlan) -> EncodedB
 
     Raises:
         InvalidRequest: JSON was asked for an output that JSON cannot carry: FP16, BF16, or `BYTES` that are not UTF-8.
-        TensorShapeMismatch: A tensor's data does not fill its shape.
+        BackendFailed: A tensor's data does not fill its shape.
     """
     outputs = response.outputs
     binary = [plan.is_binary(tensor.name) for tensor in outputs]
-    text = write_json(response_head(response), "outputs", outputs, binary, has_non_finite=True)
+    try:
+        text = write_json(response_head(response), "outputs", outputs, binary, has_non_finite=True)
+    except TensorShapeMismatch as error:
+        raise BackendFailed(response.model_name, str(error)) from None
     return EncodedBody.of(text, outputs, binary)
 
 

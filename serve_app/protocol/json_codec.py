@@ -34,7 +34,8 @@ def parse_json(text: bytes | memoryview, *, field: str) -> dict[str, Any]:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         # The message names what was wrong and where, and none of the text.
-        has_words = any(word in bytes(text) for word in (b"NaN", b"Infinity"))
+        copy = bytes(text)
+        has_words = b"NaN" in copy or b"Infinity" in copy
         note = "; NaN and infinities are not JSON, send them as binary data" if has_words else ""
         raise InvalidRequest(field, f"invalid JSON ({error})", f"a JSON object{note}") from None
     if type(document) is not dict:

@@ -60,15 +60,24 @@ def pack_json(data: Any, *, datatype: Datatype, shape: tuple[int, ...], field: s
     expected = math.prod(shape)
     if len(values) != expected:
         raise TensorShapeMismatch(field, f"{len(values)} elements", f"{expected} for shape {list(shape)}")
-    kinds, what, code = _FORMS[datatype.name]
-    _check_types(values, kinds, what, datatype, field)
+    _, _, code = _FORMS[datatype.name]
+    places = (expected,) if values is data else shape  # what an index of `values` stands for in `data`
+    _check_types(values, datatype, places, field)
     if not code:
         return pack_bytes(values, name=field)
-    return pack_numbers(values, datatype=datatype, field=field)
+    return pack_numbers(values, datatype=datatype, field=field, places=places)
 
 
-def pack_numbers(values: Sequence[Any], *, datatype: Datatype, field: str) -> bytes:
+def pack_numbers(
+    values: Sequence[Any], *, datatype: Datatype, field: str, places: tuple[int, ...] | None = None
+) -> bytes:
     """The little-endian bytes of `values`, which have the right Python types already.
+
+    Args:
+        values: The elements in row-major order.
+        datatype: Any but FP16, BF16 and BYTES.
+        field: Path of the array they are from, for error texts.
+        places: Shape of that array where it is nested.
 
     Raises:
         TensorDatatypeMismatch: A value is out of the datatype's range (a finite one that FP32 cannot hold included).
@@ -81,19 +90,19 @@ def pack_numbers(values: Sequence[Any], *, datatype: Datatype, field: str) -> by
             try:
                 struct.pack(f"<{code}", value)
             except (struct.error, OverflowError):
-                raise TensorDatatypeMismatch(
-                    f"{field}[{index}]", "a number out of range", f"one that fits {datatype.name}"
-                ) from None
+                path = f"{field}{_path(index, (len(values),) if places is None else places)}"
+                raise TensorDatatypeMismatch(path, "a number out of range", f"one that fits {datatype.name}") from None
         raise  # pragma: no cover  # one of them failed above
 
 
-def _check_types(values: list[Any], kinds: frozenset[type], what: str, datatype: Datatype, field: str) -> None:
+def _check_types(values: list[Any], datatype: Datatype, places: tuple[int, ...], field: str) -> None:
+    kinds, what, _ = _FORMS[datatype.name]
     if set(map(type, values)) <= kinds:
         return
     index = next(i for i, value in enumerate(values) if type(value) not in kinds)
     got = values[index]
     error = TensorShapeMismatch if type(got) is list else TensorDatatypeMismatch
-    raise error(f"{field}[{index}]", json_type(got), f"{what} for datatype {datatype.name}")
+    raise error(f"{field}{_path(index, places)}", json_type(got), f"{what} for datatype {datatype.name}")
 
 
 def _flatten(data: Any, shape: tuple[int, ...], field: str) -> list[Any]:

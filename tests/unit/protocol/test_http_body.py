@@ -75,6 +75,11 @@ def data_of(datatype: str, shape: list[int], data: Any) -> bytes:
         ("FP32", [2, 3], [[1, 2], [3, 4]], TensorShapeMismatch, "inputs[0].data[0]: got an array of 2 elements"),
         ("FP32", [2], [[1], [2]], TensorShapeMismatch, "inputs[0].data[0]: got an array, expected a number"),
         ("FP32", [], [[1]], TensorShapeMismatch, "inputs[0].data: got an array of 1 arrays"),
+        ("INT8", [2, 2], [[1, 2], [3, 300]], TensorDatatypeMismatch, "inputs[0].data[1][1]: got a number out of range"),
+        ("INT8", [2, 2], [[1, 2], [3, "4"]], TensorDatatypeMismatch, "inputs[0].data[1][1]: got a string, expected"),
+        ("INT8", [2, 2], [1, 2, 3, "4"], TensorDatatypeMismatch, "inputs[0].data[3]: got a string, expected"),
+        ("INT8", [], "4", TensorDatatypeMismatch, "inputs[0].data: got a string, expected an integer"),
+        ("INT8", [], ["4"], TensorDatatypeMismatch, "inputs[0].data[0]: got a string, expected an integer"),
         (
             "BYTES",
             [2, 2],
@@ -360,7 +365,6 @@ def test_raw_binary_request_that_cannot_be_one(model: ModelSpec | None, error: t
         (Tensor("y", "FP16", (1,), b"\0\0"), "outputs[0].data: got FP16 as JSON"),
         (Tensor("y", "BF16", (1,), b"\0\0"), "outputs[0].data: got BF16 as JSON"),
         (Tensor("y", "BYTES", (2,), b"\0\0\0\0\1\0\0\0\xff"), "outputs[0].data[1]: got bytes that are not UTF-8"),
-        (Tensor("y", "FP32", (2,), b"\0\0\0\0"), "outputs[0].data: got 4 bytes of data, expected 8"),
     ],
 )
 def test_an_answer_that_is_no_json_is_refused(tensor: Tensor, text: str) -> None:
@@ -368,6 +372,15 @@ def test_an_answer_that_is_no_json_is_refused(tensor: Tensor, text: str) -> None
     with pytest.raises(InvalidRequest) as caught:
         binary.encode_infer_response(InferResponse("m", [tensor], "1"), JSON_ONLY)
     assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    "tensor", [Tensor("y", "FP32", (2,), b"\0\0\0\0"), Tensor("y", "BYTES", (2,), b"\0\0\0\0\x09\0\0\0\xff")]
+)
+def test_an_answer_that_does_not_fit_itself_is_the_backends_fault(tensor: Tensor) -> None:
+    """Output data that does not fill its shape is no error of the caller."""
+    with pytest.raises(BackendFailed, match="model 'm' failed"):
+        binary.encode_infer_response(InferResponse("m", [tensor], "1"), JSON_ONLY)
 
 
 def test_non_finite_numbers_are_tritons_words() -> None:
