@@ -99,8 +99,8 @@ class TritonSupervisor:
         address = self.endpoint.address if self.endpoint else "-"
         return (
             f"<TritonSupervisor {self.state.value} | Server: {address}, pid {self._pid}, "
-            f"{self._launcher.num_starts} starts, {self._restarts.num_restarts} restarts in a row | Models: {len(self._desired)} wanted, "
-            f"{self._num_ready_models} ready, {self.num_healed} healed>"
+            f"{self._launcher.num_starts} starts, {self._restarts.num_restarts} restarts in a row | "
+            f"Models: {len(self._desired)} wanted, {self._num_ready_models} ready, {self.num_healed} healed>"
         )
 
     def statistics(self) -> dict[str, Any]:
