@@ -47,8 +47,9 @@ class ModelRunner:
     """One model version on one replica.
 
     Requests are checked before they meet any other. Those of a model that batches go through the dispatcher, in mode
-    `serve_batch` by way of the collector; but not while the dispatcher is idle, nor with a budget that the window
-    would use up: these never wait for company. Other models' requests go through the same dispatcher one by one.
+    `serve_batch` by way of the collector; but not while the dispatcher is idle, nor when they fill a batch alone or
+    have a budget that the window would use up: these never wait for company. Other models' requests go through the
+    same dispatcher one by one.
 
     Made without a running loop; everything else is called on one loop.
 
@@ -145,7 +146,7 @@ class ModelRunner:
         if deadline is None:
             deadline = Deadline.after(self._settings.timeout_s, now=self._clock.now())
         collector = self._collector
-        if collector is not None and self._waits_for_window(deadline):
+        if collector is not None and self._waits_for_window(num_rows, deadline):
             response = await self._collect(collector, Pending(request, num_rows, deadline))
         else:
             response = await self._dispatcher.enqueue(request, num_rows, deadline)
@@ -170,11 +171,12 @@ class ModelRunner:
             future.cancel()
         return future
 
-    def _waits_for_window(self, deadline: Deadline) -> bool:
+    def _waits_for_window(self, num_rows: int, deadline: Deadline) -> bool:
         batching = self._settings.batching
         return (
             batching.mode is BatchingMode.SERVE_BATCH
             and not self._dispatcher.is_idle
+            and num_rows < self._dispatcher.max_batch_rows
             and deadline.remaining_s(now=self._clock.now()) > batching.window_s
         )
 
@@ -182,7 +184,7 @@ class ModelRunner:
         """The answer to an item by way of the collector, within its deadline even if the collector is stuck."""
         load = Load(1, item.num_rows, item.request.size_bytes)
         check_request_size(load, self._settings.queue, what=f"model {self._spec.name!r}")
-        self._dispatcher.check_room(self._collecting.plus(load))
+        self._dispatcher.check_room(load, gathering=self._collecting)
         task = asyncio.current_task()
         remaining_s = item.deadline.remaining_s(now=self._clock.now())
         timer = asyncio.get_running_loop().call_later(remaining_s, self._expire, item, task)

@@ -180,14 +180,20 @@ class Dispatcher:
             self._schedule_pump()
         return item
 
-    def check_room(self, more: Load) -> None:
+    def check_room(self, more: Load, *, gathering: Load | None = None) -> None:
         """Check that so much more may wait.
+
+        Args:
+            more: What asks to.
+            gathering: What is on its way here, in a collector's window, and counts as waiting.
 
         Raises:
             Overloaded: Not now; with the time after which what waits now will have been answered.
         """
         waiting = self._waiting
         load = Load(len(waiting), waiting.num_rows, waiting.num_bytes)
+        if gathering is not None:
+            load = load.plus(gathering)
         try:
             check_room(load, more, self._queue, what=self._what, retry_after_s=self._retry_after_s)
         except Overloaded:
