@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-import zlib
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -97,9 +97,11 @@ def choose_for_sequence(candidates: Sequence[C], keys: Sequence[str], sequence_i
         keys: For each candidate, what names it everywhere.
         sequence_id: The sequence.
     """
-    return max(
-        zip(candidates, keys, strict=True), key=lambda pair: (zlib.crc32(f"{pair[1]}/{sequence_id}".encode()), pair[1])
-    )[0]
+
+    def weight(pair: tuple[C, str]) -> bytes:
+        return hashlib.blake2b(f"{pair[1]}/{sequence_id}".encode(), digest_size=8).digest()
+
+    return max(zip(candidates, keys, strict=True), key=weight)[0]
 
 
 def slowness_of(latencies: Sequence[tuple[float, float] | None]) -> list[float]:

@@ -12,8 +12,8 @@ from serve_app.triton.pool import ChannelPool, PoolStatistics
 INITIAL_PAUSE_S = 0.25
 """How long a model that a server could not serve is asked for elsewhere; doubles with each failed trial."""
 
-MAX_PAUSE_S = 4.0
-"""Longest such pause."""
+MAX_PAUSE_S = 1.0
+"""Longest such pause, and so about the longest that a model is missed after it came back."""
 
 MAX_BLOCKS = 256
 """Models of one server that are remembered as unavailable; clients can invent names without end."""
