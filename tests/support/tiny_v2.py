@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -16,12 +18,17 @@ class TinyV2:
 
     Args:
         start_error: Raised at start where it is not empty.
+        shared_memory: A file in `/dev/shm` that is made, mapped and never removed.
     """
 
-    def __init__(self, start_error: str = "") -> None:
+    def __init__(self, start_error: str = "", shared_memory: str = "") -> None:
         if start_error:
             raise RuntimeError(start_error)
         self._config: dict[str, Any] = {}
+        if shared_memory:
+            with Path(shared_memory).open("w+b") as file:
+                file.truncate(4096)
+                self._mapping = mmap.mmap(file.fileno(), 4096)
 
     def reconfigure(self, config: dict[str, Any]) -> None:
         self._config = config
