@@ -12,15 +12,17 @@ MAX_REASON = 400
 """Characters of a reason that go into an error."""
 
 _ERROR_LINE = re.compile(r"^[EF]\d{4} (?:[\d:.]+ +\d+ )?(?:[\w.]+:\d+\] *)?(?P<text>.*)$")
-_PLAIN_LINE = re.compile(r"(?i)^(?:.*: )?(?:error|fatal)\b.*|.*(?:error while loading shared libraries|: not found).*")
+_PLAIN_LINE = re.compile(
+    r"^(?:.*: )?(?P<text>(?:(?i:error|fatal)\b|unrecognized option |Bad option|invalid argument ).*)$"
+)
 
 
 def last_errors(text: str, *, max_lines: int = 2) -> str:
     """The last error lines of a log, oldest first, without their prefixes; empty when there is none."""
     found: list[str] = []
     for line in reversed(text.splitlines()):
-        match = _ERROR_LINE.match(line)
-        message = match["text"].strip().strip('"') if match else line.strip() if _PLAIN_LINE.match(line) else ""
+        match = _ERROR_LINE.match(line) or _PLAIN_LINE.match(line)
+        message = match["text"].strip().strip('"') if match else ""
         if message and message not in found:
             # A stack trace follows the first line, with its line ends written out.
             found.append(message.partition("\\n")[0])
