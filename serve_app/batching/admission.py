@@ -55,6 +55,12 @@ def check_room(
     Raises:
         Overloaded: There is no room now.
     """
+    if (
+        waiting.num_requests + more.num_requests <= bounds.max_requests
+        and waiting.num_rows + more.num_rows <= bounds.max_rows
+        and waiting.num_bytes + more.num_bytes <= bounds.max_bytes
+    ):
+        return
     limits = (bounds.max_requests, bounds.max_rows, bounds.max_bytes)
     for now, new, limit, unit in zip(waiting, more, limits, ("requests", "rows", "bytes"), strict=True):
         if now + new > limit:

@@ -115,11 +115,11 @@ class Batch:
 
     def __init__(self, slices: Sequence[Slice[Item]]) -> None:
         self.slices = slices
-        self.num_rows = sum([stop - start for _, start, stop, _ in slices])
+        self.num_rows = sum([part.stop - part.start for part in slices])
         self.num_wanted = len(slices)
         self.task: asyncio.Task[None] | None = None
-        for item, _, _, _ in slices:
-            item.batches.append(self)
+        for part in slices:
+            part.item.batches.append(self)
 
     def release(self, item: Item, *, may_cancel: bool) -> None:
         """Note that `item` no longer waits for this batch.

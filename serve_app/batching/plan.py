@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from serve_app.protocol.messages import ModelSpec
 from serve_app.settings import BatchingMode, BatchingSettings
@@ -42,8 +42,9 @@ class Waiting(Protocol):
 W = TypeVar("W", bound=Waiting)
 
 
-class Slice(NamedTuple, Generic[W]):
-    """Rows `start` to `stop` of one request."""
+@dataclass(slots=True, eq=False)
+class Slice(Generic[W]):
+    """Rows `start` to `stop` of one request, and their bytes."""
 
     item: W
     start: int

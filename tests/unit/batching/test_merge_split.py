@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,7 +142,7 @@ def test_an_output_that_is_not_one_row_per_row_is_named(lie: Tensor) -> None:
     ids=["shape", "datatype", "name", "number"],
 )
 def test_parts_that_do_not_match_are_not_joined(
-    first: dict[str, np.ndarray], second: dict[str, np.ndarray], message: str
+    first: dict[str, npt.NDArray[Any]], second: dict[str, npt.NDArray[Any]], message: str
 ) -> None:
     """A model whose output shape depends on the batch gives a clear error for a split request."""
     parts = [
@@ -180,7 +182,7 @@ def test_parts_need_a_row() -> None:
 
 
 @pytest.mark.parametrize("array", [np.arange(6, dtype="<i4").reshape(2, 3), np.zeros((0, 3), "<i4"), np.zeros((2, 0))])
-def test_any_buffer_is_seen_as_bytes(array: np.ndarray) -> None:
+def test_any_buffer_is_seen_as_bytes(array: npt.NDArray[Any]) -> None:
     """Views of other items and shapes are cut by bytes as well, empty ones too."""
     view = memoryview(array)  # type: ignore[arg-type]  # numpy's stubs lack __buffer__
     assert bytes(bytes_view(view)) == array.tobytes()
