@@ -22,7 +22,7 @@ def last_errors(text: str, *, max_lines: int = 2) -> str:
     found: list[str] = []
     for line in reversed(text.splitlines()):
         match = _ERROR_LINE.match(line) or _PLAIN_LINE.match(line)
-        message = match["text"].strip().strip('"') if match else ""
+        message = match["text"].strip().strip('"').strip() if match else ""
         if message and message not in found:
             # A stack trace follows the first line, with its line ends written out.
             found.append(message.partition("\\n")[0])
