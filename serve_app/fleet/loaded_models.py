@@ -107,8 +107,12 @@ class LoadedModels:
     async def unload(self, name: str) -> None:
         """Unload a model; errors as in `ServerProbe.unload`."""
         async with self._lock:
-            # Its stubs are about to end as they should.
-            self._stubs = {pid: known for pid, known in self._stubs.items() if known[1] != name}
+            # Its stubs are about to end as they should; one that takes its time must not be taken for one of the
+            # next load.
+            ending = [pid for pid, (_, model) in self._stubs.items() if model == name]
+            for pid in ending:
+                del self._stubs[pid]
+            self._lingering.update(ending)
             await self._probe.unload(name, timeout_s=self._load_timeout_s)
             await self._refresh()
 
@@ -138,7 +142,7 @@ class LoadedModels:
                 return str(problem)
             except ServeAppError as problem:
                 # Whether the server still answers is watched elsewhere.
-                logger.warning("looking at the models of tritonserver failed: %s", problem)
+                logger.info("looking at the models of tritonserver failed: %s", problem)
 
     async def _refresh(self) -> None:
         self.states = tuple(await self._probe.models(timeout_s=CALL_TIMEOUT_S))
@@ -166,7 +170,8 @@ class LoadedModels:
                 await asyncio.sleep(LOOK_S / 2)
             await self._refresh()
             living = await asyncio.to_thread(find_stubs, self._server_pid)
-            lost = [self._stubs[stub.pid] for stub in dead_stubs((s for s, _ in self._stubs.values()), living)]
+            current = [stub for stub in living if stub.pid not in self._lingering]
+            lost = [self._stubs[stub.pid] for stub in dead_stubs((s for s, _ in self._stubs.values()), current)]
             if not any(self.is_ready(model) for _, model in lost):
                 break
         gone = [pid for pid in self._stubs if not is_running(pid, self._server_pid)]

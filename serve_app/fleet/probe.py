@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from serve_app.clock import Clock
 from serve_app.errors import BackendFailed, DeadlineExceeded, EndpointUnavailable, ServeAppError
 
 _OPTIONS = [
@@ -28,6 +29,13 @@ READY = "READY"
 
 MAX_REASON = 500
 """Characters kept of a reason that Triton gives; stack traces follow the first line."""
+
+
+PROBE_PAUSE_S = 1.0
+"""Between two probes of a running server."""
+
+MAX_PROBE_S = 5.0
+"""How long a probe may take; a server under full load answers in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +129,29 @@ class ServerProbe:
         """Unload a model; calls under way end first. An unknown model is no error. Errors as in `load`."""
         request = service_pb2.RepositoryModelUnloadRequest(model_name=name)
         await self._call("RepositoryModelUnload", request, timeout_s=timeout_s, model_name=name)
+
+    async def watch(self, limit_s: float, *, clock: Clock) -> str:
+        """Probe the server until it has not answered for `limit_s`, and say so.
+
+        Only probes that failed count, at least three in a row: time in which this process did not run is no fault
+        of the server.
+        """
+        failing_since, num_failed = clock.now(), 0
+        while True:
+            started_at = clock.now()
+            try:
+                is_ready = await self.is_ready(timeout_s=min(MAX_PROBE_S, limit_s / 3))
+            except ServeAppError:
+                is_ready = False
+            if is_ready:
+                num_failed = 0
+            else:
+                num_failed += 1
+                if num_failed == 1:
+                    failing_since = started_at
+                if num_failed >= 3 and clock.now() - failing_since >= limit_s:
+                    return f"it has answered no probe for {limit_s:.3g} s"
+            await asyncio.sleep(min(PROBE_PAUSE_S, limit_s / 4))
 
     async def _call(self, method: str, request: Any, *, timeout_s: float, model_name: str = "") -> Any:
         try:

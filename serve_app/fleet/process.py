@@ -141,6 +141,7 @@ class TritonProcess:
         # No code of ours runs between fork and exec (no `preexec_fn`), so that live gRPC threads do no harm, and
         # closing all other descriptors keeps our end of its pipes out of every other child.
         try:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
             with self.log_path.open("ab") as log:
                 self._guard = subprocess.Popen(
                     [sys.executable, "-I", "-S", guard.__file__],

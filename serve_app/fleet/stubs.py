@@ -82,14 +82,15 @@ def model_of(stub: Stub, instance_groups: Mapping[str, Iterable[str]]) -> str | 
 
 
 def dead_stubs(known: Iterable[Stub], living: Iterable[Stub]) -> list[Stub]:
-    """The known stubs that are gone and that no new stub of the same instance has replaced.
+    """The known stubs that are gone and whose instance no living stub runs.
+
+    While a model is loaded again, an instance has two stubs for a moment, and the end of the older one is no loss.
 
     Args:
         known: From an earlier look.
-        living: From `find_stubs` now.
+        living: From `find_stubs` now, less those of versions that are being unloaded.
     """
-    known, living = list(known), list(living)
-    before = {stub.pid for stub in known}
-    now = {stub.pid for stub in living}
-    replaced = {(stub.instance, stub.model_path) for stub in living if stub.pid not in before}
-    return [stub for stub in known if stub.pid not in now and (stub.instance, stub.model_path) not in replaced]
+    living = list(living)
+    pids = {stub.pid for stub in living}
+    served = {(stub.instance, stub.model_path) for stub in living}
+    return [stub for stub in known if stub.pid not in pids and (stub.instance, stub.model_path) not in served]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -24,9 +23,6 @@ from serve_app.fleet.runtime import TritonRuntime
 from serve_app.settings import TritonServerArgs
 
 logger = logging.getLogger(__name__)
-
-PROBE_S = 1.0
-"""Pause between two probes of a running server."""
 
 
 class SupervisorState(str, Enum):
@@ -113,7 +109,7 @@ class TritonSupervisor:
             "pid": self._pid,
             "guard_pid": self._process.guard_pid if self._process else None,
             "version": self.version,
-            "ready_s": self._clock.now() - self._ready_at if self._ready_at is not None else 0.0,
+            "ready_s": self._ready_s,
             "num_starts": self._launcher.num_starts,
             "num_restarts_in_a_row": self._restarts.num_restarts,
             "num_healed": self.num_healed,
@@ -142,6 +138,11 @@ class TritonSupervisor:
         return self._process.pid if self._process and self._process.is_alive else None
 
     @property
+    def _ready_s(self) -> float:
+        """Seconds since this life was ready."""
+        return self._clock.now() - self._ready_at if self._ready_at is not None else 0.0
+
+    @property
     def _num_ready_models(self) -> int:
         return sum(self._models.is_ready(name) for name in self._desired) if self._models else 0
 
@@ -162,18 +163,30 @@ class TritonSupervisor:
         Raises:
             PreflightFailed: The machine is not ready; nothing was started.
             ServerStartFailed: The server did not become ready; nothing is left of it.
+            PoolClosed: `aclose` was called before it was ready, or `start` twice.
         """
         if self.state is not SupervisorState.NEW:
-            raise PoolClosed(repr(self))
+            raise PoolClosed(f"TritonSupervisor (already {self.state.value})")
         self.state = SupervisorState.STARTING
+        self._task = asyncio.create_task(self._start())
         try:
-            self._desired = dict.fromkeys(await asyncio.to_thread(self._launcher.prepare))
-            await self._begin_life()
+            await self._task  # Cancelling the caller cancels it, and so does `aclose`.
+            is_closed = self._closing is not None
+        except asyncio.CancelledError:
+            is_closed = self._closing is not None
+            await self.aclose()
+            if not is_closed:
+                raise
         except BaseException:
-            self.state = SupervisorState.FAILED
             await self.aclose()
             raise
-        self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.endpoint}")
+        if is_closed:
+            raise PoolClosed("TritonSupervisor")
+        self._task = asyncio.create_task(self._supervise())
+
+    async def _start(self) -> None:
+        self._desired = dict.fromkeys(await asyncio.to_thread(self._launcher.prepare))
+        await self._begin_life()
 
     async def aclose(self) -> None:
         """Leave the registry, pause, stop the server within its bound; goes on when the caller is cancelled."""
@@ -212,14 +225,19 @@ class TritonSupervisor:
             BackendFailed: It does not load; it is not tried again.
         """
         check_model_name(name)
-        await self._running_models().load(name, config)
+        models = self._running_models()
+        if config is None and self._desired.get(name) is not None:
+            # A plain load of a loaded model changes nothing, so that it would keep its config.
+            await models.unload(name)
+        await models.load(name, config)
         self._desired[name] = config
 
     async def unload_model(self, name: str) -> None:
         """Unload a model now and leave it out in later lives; errors as in `load_model`."""
         check_model_name(name)
+        models = self._running_models()
         self._desired.pop(name, None)
-        await self._running_models().unload(name)
+        await models.unload(name)
 
     def _running_models(self) -> LoadedModels:
         if self.state is not SupervisorState.READY or self._models is None:
@@ -289,7 +307,7 @@ class TritonSupervisor:
             while True:
                 assert self._process is not None
                 self._last_end = await self._watch(self._process)
-                lived_s = self._clock.now() - (self._ready_at or self._clock.now())
+                lived_s = self._ready_s
                 self._withdraw(SupervisorState.RESTARTING)
                 logger.error("tritonserver: %s", self._last_end)
                 self._process.kill()
@@ -334,7 +352,7 @@ class TritonSupervisor:
         exited = asyncio.ensure_future(process.exited.wait())
         reasons = [
             asyncio.ensure_future(self._models.watch()),
-            asyncio.ensure_future(self._watch_answers(process)),
+            asyncio.ensure_future(process.probe.watch(self._args.unresponsive_timeout_s, clock=self._clock)),
         ]
         try:
             await asyncio.wait([exited, *reasons], return_when=asyncio.FIRST_COMPLETED)
@@ -345,17 +363,6 @@ class TritonSupervisor:
             for task in (exited, *reasons):
                 task.cancel()
             await asyncio.gather(exited, *reasons, return_exceptions=True)
-
-    async def _watch_answers(self, process: TritonProcess) -> str:
-        """Probe a server until it has not answered for too long."""
-        limit_s = self._args.unresponsive_timeout_s
-        answered_at = self._clock.now()
-        while self._clock.now() - answered_at < limit_s:
-            with contextlib.suppress(ServeAppError):
-                if await process.probe.is_ready(timeout_s=min(5.0, limit_s)):
-                    answered_at = self._clock.now()
-            await asyncio.sleep(min(PROBE_S, limit_s / 4))
-        return f"it has answered no probe for {limit_s:.3g} s"
 
     async def _close(self) -> None:
         was_ready = self.state is SupervisorState.READY

@@ -121,6 +121,13 @@ async def is_model_ready(supervisor: TritonSupervisor, name: str) -> bool:
         return any(m.name == name and m.state == READY for m in await probe.models(timeout_s=5))
 
 
+async def batch_size(supervisor: TritonSupervisor, name: str) -> int:
+    """A model's `max_batch_size` in force."""
+    assert supervisor.endpoint is not None
+    async with ServerProbe(supervisor.endpoint.address) as probe:
+        return int((await probe.model_config(name, timeout_s=5)).max_batch_size)
+
+
 @pytest.mark.parametrize("transport", ["tcp", "unix"])
 async def test_start_serve_stop_leaves_nothing(repository: Path, state_dir: Path, transport: str) -> None:
     """A server is ready when `start` returns, reachable where its endpoint says, and gone without trace after close."""
@@ -340,6 +347,10 @@ async def test_loads_and_unloads_outlast_a_restart(state_dir: Path, tmp_path: Pa
             await supervisor.load_model("nowhere")
         with pytest.raises(InvalidRequest):
             await supervisor.load_model("../third")
+        assert await batch_size(supervisor, "third") == 5
+        await supervisor.load_model("third")
+        assert await batch_size(supervisor, "third") == 8
+        await supervisor.load_model("third", json.dumps(config))
         await asyncio.sleep(1.0)  # The stub of the unloaded model has ended, as it should.
         assert supervisor.num_healed == 0
         os.kill(supervisor.statistics()["pid"], signal.SIGKILL)
@@ -348,9 +359,7 @@ async def test_loads_and_unloads_outlast_a_restart(state_dir: Path, tmp_path: Pa
             await supervisor.load_model("first")
         await eventually(lambda: supervisor.endpoint, timeout_s=5.0, what="the next life")
         assert supervisor.statistics()["models"] == {"second": "READY", "third": "READY"}
-        assert supervisor.endpoint is not None
-        async with ServerProbe(supervisor.endpoint.address) as probe:
-            assert (await probe.model_config("third", timeout_s=5)).max_batch_size == 5
+        assert await batch_size(supervisor, "third") == 5
 
 
 async def test_a_stub_without_libpython_is_refused_before_the_start(repository: Path, state_dir: Path) -> None:
@@ -375,6 +384,20 @@ async def test_a_start_that_is_cancelled_leaves_nothing(state_dir: Path, tmp_pat
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
+    assert leftovers(state_dir) == []
+
+
+async def test_closing_during_the_start(state_dir: Path, tmp_path: Path) -> None:
+    """`aclose` from elsewhere while `start` waits: both end at once, `start` with an error, and nothing is left."""
+    write_model(tmp_path, "slow", files={"1/model.py": SLOW_START})
+    supervisor = TritonSupervisor(settings(tmp_path), state_dir=state_dir)
+    starting = asyncio.create_task(supervisor.start())
+    await eventually(lambda: len(leftovers(state_dir)) >= 2, timeout_s=5.0, what="a server")
+    await supervisor.aclose()
+    with pytest.raises(PoolClosed):
+        await starting
+    with pytest.raises(PoolClosed):
+        await supervisor.start()
     assert leftovers(state_dir) == []
 
 

@@ -48,14 +48,21 @@ def test_models(instance: str, path: str, expected: str | None) -> None:
     assert model_of(stub(1, instance, path), groups) == expected
 
 
-def test_the_dead_are_those_nobody_replaced() -> None:
-    """A stub that is gone is dead, unless a new process runs the same instance; an old sibling is no replacement."""
-    known = [stub(1, "m_0_0"), stub(2, "m_0_1"), stub(3, "m_0_1")]
+def test_the_dead_are_those_whose_instance_nobody_runs() -> None:
+    """A stub that is gone is dead, unless another process runs the same instance of the same version."""
+    known = [stub(1, "m_0_0"), stub(2, "m_0_1")]
     assert dead_stubs(known, known) == []
-    assert dead_stubs(known, [known[0], known[1]]) == [known[2]]
-    assert dead_stubs(known, [known[0], known[1], stub(9, "m_0_1")]) == []
+    assert dead_stubs(known, [known[0]]) == [known[1]]
+    assert dead_stubs(known, [known[0], stub(9, "m_0_1")]) == []
+    assert dead_stubs(known, [known[0], stub(9, "m_0_1", "/repo/m/2/model.py")]) == [known[1]]
     assert dead_stubs(known, []) == known
     assert dead_stubs([], [stub(9, "m_0_1")]) == []
+
+
+def test_the_older_stub_of_a_reload_is_no_loss() -> None:
+    """When both stubs of a model that was loaded again were seen at once, the end of the older one is expected."""
+    known = [stub(1, "m_0_0"), stub(2, "m_0_0")]
+    assert dead_stubs(known, [known[1]]) == []
 
 
 def test_running_children() -> None:
