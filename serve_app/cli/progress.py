@@ -67,14 +67,24 @@ class Reporter:
         else:
             columns = (SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn())
             detail = TextColumn("[dim]{task.fields[detail]}", markup=True)
-            with Progress(*columns, detail, console=self._console, transient=True) as progress:
-                step = Step(title, self, progress)
+            progress = Progress(*columns, detail, console=self._console, transient=True)
+            step = Step(title, self, progress)
+            try:
+                with contextlib.suppress(OSError):
+                    progress.start()
                 yield step
+            finally:
+                with contextlib.suppress(OSError):
+                    progress.stop()
         self.say(f"{title}: done in {step.elapsed_s:.1f} s")
 
     def say(self, text: str, style: str = "") -> None:
-        """Write lines as they are; brackets in them mean nothing."""
-        self._console.print(Text(text, style=style))
+        """Write lines as they are; brackets in them mean nothing.
+
+        A terminal that was closed, or a pipe that nobody reads, is no reason not to stop what runs.
+        """
+        with contextlib.suppress(OSError):
+            self._console.print(Text(text, style=style))
 
     def problem(self, text: str) -> None:
         """Write what went wrong."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -104,6 +105,17 @@ def driver_environment(environment: Mapping[str, str], *, gcs_address: str) -> d
     """
     names = re.compile(r"RAY_(SERVE_(?!HAPROXY|FALLBACK|DIRECT)|AUTH|ENABLE|USAGE)\w*")
     return {"RAY_ADDRESS": gcs_address, **{k: v for k, v in sorted(environment.items()) if names.fullmatch(k)}}
+
+
+def raise_open_files_limit(*, wanted: int = 65536) -> None:
+    """Let this process and what it starts open as many files as they may, up to `wanted`.
+
+    Shells give 1,024; each connection of a client is one in HAProxy and one in a replica.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def free_port() -> int:

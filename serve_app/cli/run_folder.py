@@ -176,7 +176,13 @@ class RunFolder:
         folder, which is removed by whoever holds the lock.
         """
         path = self.lock_file
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as problem:
+            raise PreflightFailed(
+                f"{path} cannot be opened ({problem.strerror}).",
+                "remove it if it is another user's, or set SERVE_APP_RUN_DIR to a path in a folder you may write to.",
+            ) from None
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from serve_app.cli.exit_codes import ExitCode
-from serve_app.cli.launcher import Launcher, StopAsked, StopSignals, unless_stopped
+from serve_app.cli.launcher import Launcher
 from serve_app.cli.processes import adopt_orphans, find_marked
+from serve_app.cli.ray_head import raise_open_files_limit
 from serve_app.cli.session import Session, run_command
+from serve_app.cli.stop_signals import StopAsked, StopSignals, unless_stopped
 from serve_app.cli.stopping import InstanceStopper, describe
 from serve_app.cli.up_plan import UpPlan
 from serve_app.errors import PreflightFailed
@@ -76,6 +78,7 @@ async def _up(session: Session, deployments: Path, *, wait_for_models: bool) -> 
         except StopAsked:
             return ExitCode.OK
         adopt_orphans()
+        raise_open_files_limit()
         return await Launcher(plan, reporter, stopper, signals).run()
 
 

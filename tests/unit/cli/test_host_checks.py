@@ -17,6 +17,7 @@ from serve_app.cli.host_checks import (
     Listener,
     PortUse,
     check_haproxy,
+    check_open_files,
     check_ports,
     listener_on,
     port_problem,
@@ -124,3 +125,11 @@ def test_haproxy_must_be_there() -> None:
     check_haproxy({})
     with pytest.raises(PreflightFailed, match="there is no file /nowhere/haproxy"):
         check_haproxy({"RAY_SERVE_HAPROXY_BINARY_PATH": "/nowhere/haproxy"})
+
+
+def test_a_low_limit_on_open_files_is_refused() -> None:
+    """HAProxy would end at once with an alert in a log that nobody reads; the fix that is named is enough."""
+    with pytest.raises(PreflightFailed, match=r"may open 4096 files .* RAY_SERVE_HAPROXY_MAXCONN=1984"):
+        check_open_files({}, hard_limit=4096)
+    check_open_files({"RAY_SERVE_HAPROXY_MAXCONN": "1984"}, hard_limit=4096)
+    check_open_files({}, hard_limit=-1)

@@ -114,3 +114,12 @@ def test_logs_of_the_last_runs_are_kept(folder: RunFolder, tmp_path: Path) -> No
         assert sorted(path.name for path in kept.iterdir()) == ["ray-start.log", "serve.log"]
         folder.remove()
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["run-2", "run-3", "run-4"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused() -> None:
+    """A run folder below one that does not exist is one sentence, and no traceback."""
+    with (
+        pytest.raises(PreflightFailed, match=r"/tmp/no/x\.lock cannot be opened \(No such file or directory\)"),
+        RunFolder(Path("/tmp/no/x")).locked(),
+    ):
+        pass

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from serve_app.cli.launcher import StopAsked, StopSignals, unless_stopped
 from serve_app.cli.processes import MARKER, find_marked
 from serve_app.cli.progress import Reporter
 from serve_app.cli.run_folder import RunFolder
 from serve_app.cli.serve_rest import ServeRest
+from serve_app.cli.stop_signals import StopAsked, StopSignals, unless_stopped
 from serve_app.cli.stopping import InstanceStopper
 
 
