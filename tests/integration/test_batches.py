@@ -97,7 +97,9 @@ async def test_settings_change_in_place(stack: Stack) -> None:
     """`serve deploy` of a changed file: the same processes, and the new batch size in force."""
     pids = stack.replica_pids()
     for max_batch_rows, num_requests in ((2, 8), (8, 2), (4, 4)):
-        stack.configure({"default": {"batching": {"mode": "continuous", "max_batch_rows": max_batch_rows}}})
+        stack.configure(
+            {"default": {"batching": {"mode": "continuous", "max_batch_rows": max_batch_rows}}}, by_command=True
+        )
         before = stack.triton_statistics("identity")
         answer = stack.client.infer("identity", {"INPUT0": np.zeros((16, 3), np.float32)})
         assert answer["OUTPUT0"].shape == (16, 3)

@@ -106,7 +106,7 @@ def test_closing_ends_what_is_under_way(stack: Stack) -> None:
     threads = threading.active_count()
     future = client.submit("slow", slow(5000.0))
     client.close()
-    assert future.cancelled()
+    assert future.cancelled() or isinstance(future.exception(), PoolClosed)
     assert threading.active_count() == threads
     with pytest.raises(PoolClosed):
         client.submit("identity", {"INPUT0": ONE})

@@ -70,7 +70,8 @@ async def test_two_thousand_requests_get_their_own_rows(stack: Stack, mode: str)
     sent = stack.triton_statistics("identity") - before
     assert sent.num_rows == sum(values.shape[0] for values in payloads)
     assert sent.largest_batch <= 8, sent
-    assert sent.num_requests < len(payloads), "rows of different requests never shared a ModelInfer"
+    one_by_one = sum(-(-values.shape[0] // 8) for values in payloads)
+    assert sent.num_requests < 0.9 * one_by_one, "rows of different requests did not share ModelInfers"
 
 
 async def test_mixed_datatypes_and_outputs_at_the_same_time(stack: Stack, mode: str) -> None:

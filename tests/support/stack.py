@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import psutil
+import requests
 import tritonclient.grpc as triton_grpc
 import yaml
 
@@ -156,24 +158,41 @@ class Stack:
     def deploy(self) -> None:
         """`serve deploy` of the file as it is now, as a user would type it."""
         self._write()
-        command = [BIN / "serve", "deploy", "-a", f"http://127.0.0.1:{self._ports['dashboard']}", str(self._file)]
+        command = [BIN / "serve", "deploy", "-a", self._dashboard, str(self._file)]
         subprocess.run(command, env=self._environ, check=True, capture_output=True, timeout=60)
 
-    def configure(self, user_config: Mapping[str, Any]) -> None:
-        """Deploy other settings of the models, and wait until every replica has them in force."""
+    def _put(self) -> None:
+        """What `serve deploy` does, without the seconds that its imports take."""
+        self._write()
+        answer = requests.put(f"{self._dashboard}/api/serve/applications/", json=self._document, timeout=60)
+        answer.raise_for_status()
+
+    @property
+    def _dashboard(self) -> str:
+        return f"http://127.0.0.1:{self._ports['dashboard']}"
+
+    def configure(self, user_config: Mapping[str, Any], *, by_command: bool = False) -> None:
+        """Put other settings of the models in force, unless they are; returns when every replica has them.
+
+        Args:
+            user_config: Of the ModelServer deployment.
+            by_command: Type `serve deploy` for it.
+        """
         from serve_app.settings import ModelServerConfig
 
         wanted = ModelServerConfig.model_validate(user_config)
-        self._document["applications"][1]["deployments"][0]["user_config"] = copy.deepcopy(dict(user_config))
-        self.deploy()
-        wait_until_sync(
-            lambda: bool(self.model_server_statistics()["config"] == wanted), timeout_s=30, what=user_config
-        )
+        deployment = self._document["applications"][1]["deployments"][0]
+        if deployment["user_config"] != user_config or by_command:
+            deployment["user_config"] = copy.deepcopy(dict(user_config))
+            self.deploy() if by_command else self._put()
+            wait_until_sync(
+                lambda: bool(self.model_server_statistics()["config"] == wanted), timeout_s=30, what=user_config
+            )
 
     def scale_fleet(self, num_servers: int) -> None:
         """Deploy another number of servers, and wait until the front knows exactly these."""
         self._document["applications"][0]["deployments"] = [{"name": "TritonServer", "num_replicas": num_servers}]
-        self.deploy()
+        self._put()
         wait_until_sync(
             lambda: self.num_endpoints() == num_servers and len(self.tritonservers()) == num_servers,
             timeout_s=60,
@@ -214,7 +233,10 @@ class Stack:
 
     def model_server_statistics(self) -> dict[str, Any]:
         """What a replica of the front says of itself."""
-        statistics: dict[str, Any] = self.handle.statistics.remote().result(timeout_s=20)
+        # In a thread of its own: Ray refuses to block one that runs an event loop, as that of many a test does.
+        with ThreadPoolExecutor(1) as thread:
+            handle = self.handle
+            statistics: dict[str, Any] = thread.submit(lambda: handle.statistics.remote().result(timeout_s=20)).result()
         return statistics
 
     def num_endpoints(self) -> int:
@@ -236,7 +258,7 @@ class Stack:
         """A model's counts, read from Triton itself and summed over the fleet."""
         num_requests = num_rows = largest = 0
         for endpoint in self.model_server_statistics()["router"].endpoints:
-            with triton_grpc.InferenceServerClient(endpoint.address) as client:
+            with triton_grpc.InferenceServerClient(endpoint.endpoint.address) as client:
                 for entry in client.get_inference_statistics(model).model_stats:
                     num_requests += entry.inference_stats.success.count
                     num_rows += entry.inference_count

@@ -48,7 +48,7 @@ def http_binary(stack: Stack, model: str, inputs: Arrays, *, outputs: Sequence[s
     """An unchanged `tritonclient.http`."""
     with triton_http.InferenceServerClient(stack.http, network_timeout=TIMEOUT_S) as client:
         wanted = [triton_http.InferRequestedOutput(name, binary_data=True) for name in outputs]
-        answer = client.infer(model, _client_inputs(triton_http, inputs), outputs=wanted or None)
+        answer = client.infer(model, client_inputs(triton_http, inputs), outputs=wanted or None)
         return {output["name"]: answer.as_numpy(output["name"]) for output in answer.get_response()["outputs"]}
 
 
@@ -57,12 +57,13 @@ def grpc(stack: Stack, model: str, inputs: Arrays, *, outputs: Sequence[str] = (
     with triton_grpc.InferenceServerClient(stack.grpc) as client:
         wanted = [triton_grpc.InferRequestedOutput(name) for name in outputs]
         answer = client.infer(
-            model, _client_inputs(triton_grpc, inputs), outputs=wanted or None, client_timeout=TIMEOUT_S
+            model, client_inputs(triton_grpc, inputs), outputs=wanted or None, client_timeout=TIMEOUT_S
         )
         return {output.name: answer.as_numpy(output.name) for output in answer.get_response().outputs}
 
 
-def _client_inputs(library: Any, inputs: Arrays) -> list[Any]:
+def client_inputs(library: Any, inputs: Arrays) -> list[Any]:
+    """The `InferInput`s of one of Triton's client libraries."""
     result = []
     for name, array in inputs.items():
         tensor = library.InferInput(name, list(array.shape), Tensor.from_numpy(name, array).datatype)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.errors import InvalidRequest, RequestCancelled, RequestTooLarge, Unsupported
 from serve_app.ingress.body import (
@@ -20,6 +20,8 @@ from serve_app.ingress.body import (
     timeout_of,
     unpack,
 )
+from serve_app.ingress.middleware import KeepBudget
+from tests.support.asgi import request
 
 
 class Client:
@@ -113,3 +115,25 @@ def test_a_timeout_that_is_none_is_refused(value: str) -> None:
     """A budget is a finite number of seconds above zero."""
     with pytest.raises(InvalidRequest, match="x-request-timeout-seconds"):
         timeout_of(Headers({"x-request-timeout-seconds": value}))
+
+
+def test_a_budget_that_serve_has_not_seen_is_whole() -> None:
+    """With the middleware the budget is what was asked for; without it, it ends just before Serve's own timeout."""
+    assert timeout_of(Headers({"x-serve-app-budget-seconds": "0.3"})) == 0.3
+    assert timeout_of(Headers({"x-request-timeout-seconds": "0.3"})) == pytest.approx(0.28)
+    assert timeout_of(Headers({"x-request-timeout-seconds": "0.001"})) == 0.0005
+    assert timeout_of(Headers({})) is None
+
+
+async def test_the_middleware_takes_the_budget_past_serve() -> None:
+    """The client's header is renamed, everything else passes as it is."""
+    seen: list[Scope] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    headers = {"x-a": "1", "X-Request-Timeout-Seconds": "0.3", "x-b": "2"}
+    await request(KeepBudget(app), "POST", "/v2", headers=headers)
+    assert Headers(scope=seen[0]) == Headers({"x-a": "1", "x-serve-app-budget-seconds": "0.3", "x-b": "2"})

@@ -1,4 +1,4 @@
-"""One real cluster for all integration tests, and what isolates them from the machine."""
+"""One real cluster for every test that asks for it, and the environment that a driver of it has."""
 
 from __future__ import annotations
 
