@@ -124,6 +124,8 @@ class Channel:
             if error.code() is grpc.StatusCode.OK:  # the caller was cancelled in the tick in which the answer came
                 raise asyncio.CancelledError from None
             raise translate(error.code(), error.details(), context) from None
+        except grpc.aio.BaseError as error:
+            raise EndpointUnavailable(context.endpoint, f"grpc could not carry the call: {error}") from None
         except asyncio.CancelledError:
             if self.is_closed() and not _is_task_cancelled():
                 raise EndpointUnavailable(context.endpoint, "the channel was closed during the call") from None

@@ -19,6 +19,7 @@ from serve_app.errors import (
 from serve_app.triton.choice import choose, choose_for_sequence, slowness_of
 from serve_app.triton.member import Member
 from serve_app.triton.membership import Membership
+from serve_app.triton.pool import Build
 from serve_app.triton.retry import RetryBudget, Verdict, is_loss, judge
 
 
@@ -28,7 +29,7 @@ class Task:
 
     Attributes:
         rpc_name: For example `ModelInfer`.
-        message: The request message.
+        build: Makes the request message.
         model_name: The model it is about; empty for calls that concern the server.
         model_version: The version it is about.
         sequence_id: Sequence it belongs to; empty for none.
@@ -37,7 +38,7 @@ class Task:
     """
 
     rpc_name: str
-    message: Any
+    build: Build
     model_name: str = ""
     model_version: str = ""
     sequence_id: str = ""
@@ -97,10 +98,9 @@ class Delivery:
         name = task.model_name
         if task.is_inference:
             member.begin(name)
-            _set_timeout(task.message, timeout_s)
         try:
             answer = await member.pool.call(
-                task.rpc_name, task.message, timeout_s=timeout_s, model_name=name, model_version=task.model_version
+                task.rpc_name, task.build, timeout_s=timeout_s, model_name=name, model_version=task.model_version
             )
         except EndpointUnavailable as error:
             self._membership.eject(member, error, started_at=now)
@@ -158,11 +158,3 @@ class Delivery:
             error = EndpointUnreachable("Triton", "the server was removed before the request was sent")
         # That one server lacks the model says little when another, which has it perhaps, could not be asked.
         return before if before is not None and isinstance(error, ModelNotFound) else error
-
-
-def _set_timeout(message: Any, timeout_s: float) -> None:
-    """Tell Triton the budget in microseconds, for models whose queue policy lets a request's timeout count."""
-    parameter, timeout_us = message.parameters["timeout"], max(int(timeout_s * 1e6), 1)
-    kind = parameter.WhichOneof("parameter_choice")
-    if kind is None or (kind == "int64_param" and not 0 < parameter.int64_param < timeout_us):
-        parameter.int64_param = timeout_us

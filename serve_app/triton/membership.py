@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from serve_app.clock import Clock
 from serve_app.endpoint import Endpoint
-from serve_app.errors import EndpointUnreachable, ServeAppError
+from serve_app.errors import EndpointUnavailable, EndpointUnreachable, ServeAppError
 from serve_app.settings import ChannelSettings
 from serve_app.triton.member import Member, MemberState
 from serve_app.triton.pool import ChannelPool
@@ -179,14 +179,17 @@ class Membership:
                 await member.pool.warm_up(timeout_s=timeout_s, wait_for_ready=not is_new)
             except ServeAppError as error:
                 self._set_ejected(member, error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, MAX_PROBE_PAUSE_S)
+            except Exception as error:
+                logger.exception("the probe of Triton at %s failed in an unforeseen way", member.endpoint.address)
+                self._set_ejected(member, EndpointUnavailable("probe", f"{type(error).__name__}: {error}"))
             else:
-                if member.num_ejections:
-                    logger.info("Triton at %s is asked again", member.endpoint.address)
-                member.admit(now=self._clock.now())
-                self._refresh()
-                return
+                break
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PROBE_PAUSE_S)
+        if member.num_ejections:
+            logger.info("Triton at %s is asked again", member.endpoint.address)
+        member.admit(now=self._clock.now())
+        self._refresh()
 
     # --- closing ------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -22,6 +23,9 @@ from serve_app.triton.status import CallContext
 
 CLOSE_GRACE_S = 5.0
 """How long `aclose` lets calls finish when it is not told otherwise."""
+
+Build = Callable[[float], Any]
+"""Makes a request message, given the budget in seconds that is left for the call."""
 
 LEAVE_TIMEOUT_S = 1.0
 """How long `aclose` waits for callers whose calls it has just cut off; they need a tick or two."""
@@ -220,13 +224,17 @@ class ChannelPool:
             PoolClosed: The pool is not open, or was closed while the caller waited.
             ServeAppError: See `status.translate`.
         """
-        message = encode_infer_request(request)
-        name, version = request.model_name, request.model_version
-        answer = await self.call("ModelInfer", message, timeout_s=timeout_s, model_name=name, model_version=version)
+        answer = await self.call(
+            "ModelInfer",
+            lambda left_s: encode_infer_request(request),
+            timeout_s=timeout_s,
+            model_name=request.model_name,
+            model_version=request.model_version,
+        )
         return decode_infer_response(answer)
 
     async def call(
-        self, rpc_name: str, message: Any, *, timeout_s: float, model_name: str = "", model_version: str = ""
+        self, rpc_name: str, build: Build, *, timeout_s: float, model_name: str = "", model_version: str = ""
     ) -> Any:
         """Carry one unary call of `GRPCInferenceService` on the least busy channel.
 
@@ -234,7 +242,8 @@ class ChannelPool:
 
         Args:
             rpc_name: For example `ModelMetadata`.
-            message: The request message; not changed.
+            build: Makes the request message once there is a channel for it, so that callers who wait for one do not
+                each hold an encoded copy of their tensors.
             timeout_s: Whole budget in seconds, the wait for a channel included.
             model_name: The model it is about, for error texts.
             model_version: The version it is about, for error texts.
@@ -260,7 +269,7 @@ class ChannelPool:
             left_s = max(timeout_s - (self._clock.now() - arrived_at), 0.001)
         try:
             context = CallContext(self.endpoint.address, model_name, model_version, timeout_s)
-            answer = await channel.call(rpc_name, message, context, timeout_s=left_s)
+            answer = await channel.call(rpc_name, build(left_s), context, timeout_s=left_s)
         except asyncio.CancelledError:
             self._num_cancelled += 1
             raise

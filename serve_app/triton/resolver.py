@@ -101,6 +101,7 @@ async def look_up(host: str, port: int) -> list[str]:
 
     Raises:
         OSError: The name has none, or nobody could be asked.
+        ValueError: The name cannot be a DNS name, because of a label that is too long.
     """
     answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(answer[4][0]) for answer in answers]
@@ -185,7 +186,7 @@ class EndpointResolver:
             found = await asyncio.wait_for(self._resolve(target.host, target.port), LOOKUP_TIMEOUT_S)
             if not found:
                 raise OSError("no address")
-        except (OSError, asyncio.TimeoutError) as error:
+        except (OSError, ValueError, asyncio.TimeoutError) as error:
             if target not in self._failing:
                 self._failing.add(target)
                 logger.warning(
@@ -203,7 +204,10 @@ class EndpointResolver:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:
+                logger.exception("the lookup of the Triton addresses failed in an unforeseen way")
 
     def __repr__(self) -> str:
         names = ", ".join(target.text for target in self._targets)

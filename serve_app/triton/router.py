@@ -159,11 +159,16 @@ class Router:
             ModelNotReady: No server has it loaded.
             ServeAppError: See `status.translate`.
         """
-        message = encode_infer_request(request)
+
+        def build(left_s: float) -> Any:
+            message = encode_infer_request(request)
+            _set_timeout(message, left_s)
+            return message
+
         sequence_id = request.parameters.get("sequence_id") if request.parameters else None
         task = Task(
             "ModelInfer",
-            message,
+            build,
             request.model_name,
             request.model_version,
             "" if sequence_id in (None, 0, "") else str(sequence_id),
@@ -182,7 +187,7 @@ class Router:
         Raises:
             ServeAppError: As for `infer`.
         """
-        return await self._run(Task(rpc_name, message, model_name), timeout_s)
+        return await self._run(Task(rpc_name, lambda left_s: message, model_name), timeout_s)
 
     async def _run(self, task: Task, timeout_s: float) -> Any:
         if self._is_closed:
@@ -198,7 +203,7 @@ class Router:
             ServeAppError: As for `infer`.
         """
         message = service_pb2.ModelMetadataRequest(name=name, version=version)
-        return await self._run(Task("ModelMetadata", message, name, version), timeout_s)
+        return await self._run(Task("ModelMetadata", lambda left_s: message, name, version), timeout_s)
 
     async def model_config(self, name: str, version: str = "", *, timeout_s: float) -> Any:
         """`ModelConfigResponse` from any server that has the model.
@@ -207,7 +212,7 @@ class Router:
             ServeAppError: As for `infer`.
         """
         message = service_pb2.ModelConfigRequest(name=name, version=version)
-        return await self._run(Task("ModelConfig", message, name, version), timeout_s)
+        return await self._run(Task("ModelConfig", lambda left_s: message, name, version), timeout_s)
 
     async def repository_index(self, *, is_ready: bool = False, timeout_s: float) -> list[Any]:
         """The `ModelIndex` entries of any one server.
@@ -234,7 +239,7 @@ class Router:
     async def _has_ready(self, rpc_name: str, message: Any, timeout_s: float) -> bool:
         async def ask(member: Member) -> bool:
             with contextlib.suppress(ServeAppError):
-                task = Task(rpc_name, message, getattr(message, "name", ""))
+                task = Task(rpc_name, lambda left_s: message, getattr(message, "name", ""))
                 answer = await self._delivery.attempt(member, task, now=self._clock.now(), timeout_s=timeout_s)
                 return bool(answer.ready)
             return False
@@ -278,3 +283,11 @@ class Router:
             f"<Router [{state}] {'; '.join(map(repr, members)) or 'no servers'} | "
             f"Requests: {delivery.num_done} done, {delivery.num_failed} failed, {delivery.num_retries} retries>"
         )
+
+
+def _set_timeout(message: Any, timeout_s: float) -> None:
+    """Tell Triton the budget in microseconds, for models whose queue policy lets a request's timeout count."""
+    parameter, timeout_us = message.parameters["timeout"], max(int(timeout_s * 1e6), 1)
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind is None or (kind == "int64_param" and not 0 < parameter.int64_param < timeout_us):
+        parameter.int64_param = timeout_us

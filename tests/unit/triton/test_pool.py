@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import AsyncIterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from serve_app.errors import (
     RequestTooLarge,
     Unsupported,
 )
+from serve_app.protocol.grpc_codec import encode_infer_request
 from serve_app.protocol.messages import InferRequest, InferResponse
 from serve_app.protocol.tensor import Tensor
 from serve_app.settings import MIB, ChannelSettings
@@ -214,6 +216,24 @@ async def test_time_spent_waiting_is_taken_off_the_call() -> None:
         first, second = (call.timeout_s or 0.0 for call in fake.calls)
         assert 19.0 < first < 21.0
         assert 4.0 < second < 6.0
+
+
+async def test_waiting_callers_hold_no_encoded_message() -> None:
+    """A request is encoded when a channel is there for it, so callers that wait do not each hold a copy."""
+    async with FakeTriton() as fake, pool_to(fake) as pool:
+        fake.freeze()
+        built: list[float] = []
+
+        def build(left_s: float) -> Any:
+            built.append(left_s)
+            return encode_infer_request(make_request())
+
+        calls = [asyncio.ensure_future(pool.call("ModelInfer", build, timeout_s=10)) for _ in range(5)]
+        await fake.wait_for_active(1)
+        assert len(built) == 1
+        fake.thaw()
+        await asyncio.gather(*calls)
+        assert len(built) == 5
 
 
 async def test_error_of_one_call_leaves_the_pool_whole() -> None:
