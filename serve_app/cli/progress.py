@@ -13,6 +13,9 @@ from rich.text import Text
 STILL_EVERY_S = 10.0
 """How often plain output says that a step still runs."""
 
+MAX_DETAIL = 100
+"""Characters of a detail beside the spinner, which is one line."""
+
 
 class Step:
     """One thing under way; `detail` may be set at any time.
@@ -41,7 +44,7 @@ class Step:
         """Say what is waited for now (`None`: the same as before); call it often, it speaks seldom."""
         detail = self._detail = self._detail if detail is None else detail
         if self._progress and self._task is not None:
-            self._progress.update(self._task, detail=detail)
+            self._progress.update(self._task, detail=detail[:MAX_DETAIL])
         elif time.monotonic() - self._said_at >= STILL_EVERY_S:
             self._said_at = time.monotonic()
             self._reporter.say(f"  ... {self.elapsed_s:.0f} s{': ' + detail if detail else ''}")
@@ -66,7 +69,7 @@ class Reporter:
             yield step
         else:
             columns = (SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn())
-            detail = TextColumn("[dim]{task.fields[detail]}", markup=True)
+            detail = TextColumn("{task.fields[detail]}", style="dim", markup=False)  # other programs' words
             progress = Progress(*columns, detail, console=self._console, transient=True)
             step = Step(title, self, progress)
             try:

@@ -21,7 +21,7 @@ from serve_app.cli.ray_head import RayHead
 from serve_app.cli.run_folder import RunFolder
 from serve_app.cli.serve_rest import ServeRest
 
-RAY_STOP_S = 3.0
+RAY_STOP_S = 1.5
 """How long Ray's processes get to end by themselves. Nothing of value is in them once Serve has stopped."""
 
 POLL_S = 0.05
