@@ -7,7 +7,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -428,23 +427,49 @@ def test_import_makes_no_grpc_object() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-async def test_forks_during_traffic() -> None:
-    """Child processes started while calls run neither hang nor disturb the calls."""
+async def test_child_processes_during_traffic() -> None:
+    """Programs started while calls run neither hang nor disturb the calls."""
     async with FakeTriton(FakeModel(latency_s=0.002)) as fake, pool_to(fake, num_channels=2, max_calls=8) as pool:
         calls = [start(pool, float(index)) for index in range(200)]
         await fake.wait_for_calls(8)
-        for _ in range(3):
+        for _ in range(5):
             process = await asyncio.create_subprocess_exec("true")
             assert await asyncio.wait_for(process.wait(), 10) == 0
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of every fork with threads
-                child = os.fork()
+        values = [(await call).outputs[0].to_numpy()[0, 0] for call in calls]
+        assert values == [float(index) for index in range(200)]
+
+
+FORKING = """
+import asyncio, os, warnings
+import numpy as np
+from serve_app.protocol.messages import InferRequest
+from serve_app.protocol.tensor import Tensor
+from serve_app.settings import ChannelSettings
+from serve_app.triton.fake import FakeModel, FakeTriton
+from serve_app.triton.pool import ChannelPool
+
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of every fork with threads
+
+async def main():
+    request = InferRequest("identity", [Tensor.from_numpy("INPUT0", np.zeros((1, 4), np.float32))])
+    async with FakeTriton(FakeModel(latency_s=0.002)) as fake, ChannelPool(fake.endpoint, ChannelSettings()) as pool:
+        calls = [asyncio.ensure_future(pool.infer(request, timeout_s=10)) for _ in range(300)]
+        await fake.wait_for_calls(8)
+        for _ in range(20):
+            child = os.fork()
             if child == 0:
                 os._exit(0)
             assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
-            await asyncio.sleep(0)
-        values = [(await call).outputs[0].to_numpy()[0, 0] for call in calls]
-        assert values == [float(index) for index in range(200)]
+        await asyncio.gather(*calls)
+
+asyncio.run(main())
+"""
+
+
+def test_plain_forks_during_traffic_with_grpcs_fork_handlers_off() -> None:
+    """With `GRPC_ENABLE_FORK_SUPPORT=0` a bare `os.fork` during calls harms neither side; with them children crash."""
+    environ = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"}
+    subprocess.run([sys.executable, "-c", FORKING], check=True, timeout=60, env=environ)
 
 
 def count_files() -> int:
