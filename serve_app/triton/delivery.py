@@ -24,7 +24,7 @@ from serve_app.triton.retry import RetryBudget, Verdict, is_loss, judge
 
 
 @dataclass(slots=True)
-class Task:
+class Call:
     """One call on its way through the servers.
 
     Attributes:
@@ -69,7 +69,7 @@ class Delivery:
         self._clock, self._rng, self._near_calls = clock, rng, near_calls
         self.num_done = self.num_failed = self.num_retries = 0
 
-    async def run(self, task: Task, *, timeout_s: float) -> Any:
+    async def run(self, call: Call, *, timeout_s: float) -> Any:
         """Try servers until one answers, or until the failure is final.
 
         Raises:
@@ -79,72 +79,72 @@ class Delivery:
         self.budget.deposit()
         now = self._clock.now()
         expires_at = now + timeout_s
-        member, failure = self._choose(task, now), None
+        member, failure = self._choose(call, now), None
         while member is not None:
             try:
-                answer = await self.attempt(member, task, now=now, timeout_s=expires_at - now)
+                answer = await self.attempt(member, call, now=now, timeout_s=expires_at - now)
             except ServeAppError as error:
                 now = self._clock.now()
                 failure = self._final(failure, error)
-                member = self._next(member, task, error, now=now, remaining_s=expires_at - now)
+                member = self._next(member, call, error, now=now, remaining_s=expires_at - now)
             else:
                 self.num_done += 1
                 return answer
         self.num_failed += 1
         raise failure or NoEndpoint("Triton", self._membership.describe_outage())
 
-    async def attempt(self, member: Member, task: Task, *, now: float, timeout_s: float) -> Any:
+    async def attempt(self, member: Member, call: Call, *, now: float, timeout_s: float) -> Any:
         """One call on one server; its outcome goes on the server's record."""
-        name = task.model_name
-        if task.is_inference:
+        name = call.model_name
+        if call.is_inference:
             member.begin(name)
         try:
             answer = await member.pool.call(
-                task.rpc_name, task.build, timeout_s=timeout_s, model_name=name, model_version=task.model_version
+                call.rpc_name, call.build, timeout_s=timeout_s, model_name=name, model_version=call.model_version
             )
         except EndpointUnavailable as error:
             self._membership.eject(member, error, started_at=now)
             raise
         except (ModelNotReady, ModelNotFound):
-            if task.is_inference:
+            if call.is_inference:
                 member.block(name, now=self._clock.now())
             raise
         else:
-            if task.is_inference:
+            if call.is_inference:
                 member.succeed(name, started_at=now, now=self._clock.now())
             return answer
         finally:
-            if task.is_inference:
+            if call.is_inference:
                 member.abandon(name)
 
     # --- decisions ----------------------------------------------------------------------------------------
 
-    def _choose(self, task: Task, now: float) -> Member | None:
+    def _choose(self, call: Call, now: float) -> Member | None:
         """The server for the next try; `None` when there is none.
 
         The first try goes to a server that is known not to have the model when all are; later ones do not.
         """
-        name, members = task.model_name, self._membership.candidates
-        if task.tried:
-            members = [m for m in members if m not in task.tried and not m.is_blocked(name, now=now)]
+        name, members = call.model_name, self._membership.candidates
+        if call.tried:
+            members = [m for m in members if m not in call.tried and not m.is_blocked(name, now=now)]
         elif len(members) > 1 and any(m.has_blocks() for m in members):
             members = [m for m in members if not m.is_blocked(name, now=now)] or members
         if len(members) <= 1:
             return members[0] if members else None
-        if task.sequence_id:
-            return choose_for_sequence(members, [m.endpoint.server_id for m in members], task.sequence_id)
+        if call.sequence_id:
+            return choose_for_sequence(members, [m.endpoint.server_id for m in members], call.sequence_id)
         slowness = slowness_of([m.latency(name, now=now) for m in members])
         return choose(members, slowness, rng=self._rng, near_calls=self._near_calls)
 
     def _next(
-        self, member: Member, task: Task, error: ServeAppError, *, now: float, remaining_s: float
+        self, member: Member, call: Call, error: ServeAppError, *, now: float, remaining_s: float
     ) -> Member | None:
         """The server for another try after `error`; `None` when the error is final."""
-        task.tried = (*task.tried, member)
-        task.num_losses += is_loss(error)
-        is_sequence = bool(task.sequence_id)
-        verdict = judge(error, num_losses=task.num_losses, is_sequence=is_sequence, remaining_s=remaining_s)
-        if verdict is Verdict.GIVE_UP or (other := self._choose(task, now)) is None:
+        call.tried = (*call.tried, member)
+        call.num_losses += is_loss(error)
+        is_sequence = bool(call.sequence_id)
+        verdict = judge(error, num_losses=call.num_losses, is_sequence=is_sequence, remaining_s=remaining_s)
+        if verdict is Verdict.GIVE_UP or (other := self._choose(call, now)) is None:
             return None
         if verdict is Verdict.RETRY and not self.budget.withdraw():
             return None

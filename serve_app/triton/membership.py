@@ -186,6 +186,8 @@ class Membership:
                 break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PROBE_PAUSE_S)
+        if member.state is MemberState.DRAINING:
+            return
         if member.num_ejections:
             logger.info("Triton at %s is asked again", member.endpoint.address)
         member.admit(now=self._clock.now())
@@ -199,7 +201,9 @@ class Membership:
         for probe in probes:
             probe.cancel()
         closing = [member.pool.aclose(grace_s=grace_s) for member in self._members.values()]
+        timer = asyncio.get_running_loop().call_later(grace_s, self.hasten)  # those that drain were given longer
         await asyncio.gather(*probes, *self._draining, *closing, return_exceptions=True)
+        timer.cancel()
 
     def hasten(self) -> None:
         """Make an `aclose` that waits for running calls cut them off now."""

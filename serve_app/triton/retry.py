@@ -36,7 +36,7 @@ class Verdict(Enum):
     RETRY = "retry"
     """Another server is asked, if the budget allows."""
     REROUTE = "reroute"
-    """Another server is asked, at no charge: the first one never saw the request."""
+    """Another server is asked, at no charge: the first one did not begin with the request."""
 
 
 def is_loss(error: ServeAppError) -> bool:
@@ -62,11 +62,11 @@ def judge(error: ServeAppError, *, num_losses: int, is_sequence: bool, remaining
         return Verdict.REROUTE
     if is_sequence:
         return Verdict.GIVE_UP
-    if isinstance(error, EndpointUnreachable):
+    if isinstance(error, EndpointUnreachable | ModelNotFound):
         return Verdict.REROUTE
     if is_loss(error):
         return Verdict.RETRY if num_losses < MAX_LOSSES else Verdict.GIVE_UP
-    if isinstance(error, ModelNotReady | ModelNotFound):
+    if isinstance(error, ModelNotReady):
         return Verdict.RETRY
     return Verdict.GIVE_UP
 

@@ -20,7 +20,7 @@ from serve_app.protocol.messages import InferRequest, InferResponse
 from serve_app.settings import ChannelSettings
 from serve_app.triton.choice import NEAR_CALLS
 from serve_app.triton.closing import finish
-from serve_app.triton.delivery import Delivery, Task
+from serve_app.triton.delivery import Call, Delivery
 from serve_app.triton.member import EndpointStatistics, Member
 from serve_app.triton.membership import Membership
 from serve_app.triton.pool import CLOSE_GRACE_S
@@ -166,14 +166,14 @@ class Router:
             return message
 
         sequence_id = request.parameters.get("sequence_id") if request.parameters else None
-        task = Task(
+        call = Call(
             "ModelInfer",
             build,
             request.model_name,
             request.model_version,
             "" if sequence_id in (None, 0, "") else str(sequence_id),
         )
-        return decode_infer_response(await self._run(task, timeout_s))
+        return decode_infer_response(await self._run(call, timeout_s))
 
     async def call(self, rpc_name: str, message: Any, *, timeout_s: float, model_name: str = "") -> Any:
         """Carry one unary control call of `GRPCInferenceService` to any server that may be asked.
@@ -187,12 +187,12 @@ class Router:
         Raises:
             ServeAppError: As for `infer`.
         """
-        return await self._run(Task(rpc_name, lambda left_s: message, model_name), timeout_s)
+        return await self._run(Call(rpc_name, lambda left_s: message, model_name), timeout_s)
 
-    async def _run(self, task: Task, timeout_s: float) -> Any:
+    async def _run(self, call: Call, timeout_s: float) -> Any:
         if self._is_closed:
             raise PoolClosed(repr(self))
-        return await self._delivery.run(task, timeout_s=timeout_s)
+        return await self._delivery.run(call, timeout_s=timeout_s)
 
     # --- control calls ------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Router:
             ServeAppError: As for `infer`.
         """
         message = service_pb2.ModelMetadataRequest(name=name, version=version)
-        return await self._run(Task("ModelMetadata", lambda left_s: message, name, version), timeout_s)
+        return await self._run(Call("ModelMetadata", lambda left_s: message, name, version), timeout_s)
 
     async def model_config(self, name: str, version: str = "", *, timeout_s: float) -> Any:
         """`ModelConfigResponse` from any server that has the model.
@@ -212,7 +212,7 @@ class Router:
             ServeAppError: As for `infer`.
         """
         message = service_pb2.ModelConfigRequest(name=name, version=version)
-        return await self._run(Task("ModelConfig", lambda left_s: message, name, version), timeout_s)
+        return await self._run(Call("ModelConfig", lambda left_s: message, name, version), timeout_s)
 
     async def repository_index(self, *, is_ready: bool = False, timeout_s: float) -> list[Any]:
         """The `ModelIndex` entries of any one server.
@@ -239,8 +239,8 @@ class Router:
     async def _has_ready(self, rpc_name: str, message: Any, timeout_s: float) -> bool:
         async def ask(member: Member) -> bool:
             with contextlib.suppress(ServeAppError):
-                task = Task(rpc_name, lambda left_s: message, getattr(message, "name", ""))
-                answer = await self._delivery.attempt(member, task, now=self._clock.now(), timeout_s=timeout_s)
+                call = Call(rpc_name, lambda left_s: message, getattr(message, "name", ""))
+                answer = await self._delivery.attempt(member, call, now=self._clock.now(), timeout_s=timeout_s)
                 return bool(answer.ready)
             return False
 

@@ -24,7 +24,7 @@ TABLE = [
     (REFUSED, 1, Verdict.REROUTE, Verdict.GIVE_UP),
     (REMOVED, 0, Verdict.REROUTE, Verdict.REROUTE),
     (NOT_READY, 0, Verdict.RETRY, Verdict.GIVE_UP),
-    (NOT_FOUND, 0, Verdict.RETRY, Verdict.GIVE_UP),
+    (NOT_FOUND, 0, Verdict.REROUTE, Verdict.GIVE_UP),
     (errors.RequestRejected("m", "bad shape"), 0, Verdict.GIVE_UP, Verdict.GIVE_UP),
     (errors.BackendFailed("m", "boom"), 0, Verdict.GIVE_UP, Verdict.GIVE_UP),
     (errors.Overloaded("m", "queue full"), 0, Verdict.GIVE_UP, Verdict.GIVE_UP),

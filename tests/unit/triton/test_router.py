@@ -307,6 +307,7 @@ async def test_model_that_nobody_has_is_not_found() -> None:
         assert len(one.calls) == len(other.calls) == 1
         with pytest.raises(ModelNotFound):
             await router.model_metadata("nope", timeout_s=5)
+        assert router.statistics().retry_tokens == 256
         one.models["identity"].is_ready = other.models["identity"].is_ready = False
         with pytest.raises(ModelNotReady):
             await router.infer(make_request(), timeout_s=5)
@@ -479,6 +480,21 @@ async def test_close_ends_everything() -> None:
         with pytest.raises(PoolClosed):
             router.update([])
         assert repr(router).startswith("<Router [closed]")
+
+
+async def test_close_does_not_wait_longer_for_removed_servers() -> None:
+    """The bound given to `aclose` holds for servers that were removed before, too."""
+    fake = FakeTriton()
+    async with fleet(fake) as router:
+        fake.freeze()
+        call = asyncio.ensure_future(router.infer(make_request(), timeout_s=60))
+        await fake.wait_for_active(1)
+        router.update([])
+        started = time.monotonic()
+        await router.aclose(grace_s=0.05)
+        assert time.monotonic() - started < 2.0
+        with pytest.raises(EndpointUnavailable):
+            await call
 
 
 async def test_listener_that_raises_does_not_matter(caplog: pytest.LogCaptureFixture) -> None:
