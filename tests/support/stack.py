@@ -104,6 +104,11 @@ class Stack:
         triton["args"]["model_repository"] = str(self._folder / "model_repository")
         return document
 
+    @property
+    def driver_env(self) -> Path:
+        """To be sourced by a program that connects."""
+        return self._run_dir / "driver.env"
+
     # --- life ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -208,7 +213,7 @@ class Stack:
         from ray import serve
 
         if not ray.is_initialized():
-            for line in (self._run_dir / "driver.env").read_text().splitlines():
+            for line in self.driver_env.read_text().splitlines():
                 name, _, value = line.removeprefix("export ").partition("=")
                 os.environ[name] = value.strip("'")
             ray.init(namespace="serve", logging_level="WARNING", log_to_driver=False)
