@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from serve_app.errors import Overloaded, RequestTooLarge
@@ -40,29 +39,18 @@ def check_request_size(load: Load, bounds: QueueSettings, *, what: str) -> None:
             raise RequestTooLarge(f"request for the queue of {what}", size, limit, unit)
 
 
-def check_room(
-    waiting: Load, more: Load, bounds: QueueSettings, *, what: str, retry_after_s: Callable[[], float]
-) -> None:
-    """Check that the queue has room for more.
-
-    Args:
-        waiting: What waits now.
-        more: What asks to.
-        bounds: Most that may wait.
-        what: The queue, for the error's text.
-        retry_after_s: Computes when a refused caller may come back; called only for a refusal.
-
-    Raises:
-        Overloaded: There is no room now.
-    """
-    if (
+def has_room(waiting: Load, more: Load, bounds: QueueSettings) -> bool:
+    """Whether the queue has room for `more` beside what waits now."""
+    return (
         waiting.num_requests + more.num_requests <= bounds.max_requests
         and waiting.num_rows + more.num_rows <= bounds.max_rows
         and waiting.num_bytes + more.num_bytes <= bounds.max_bytes
-    ):
-        return
+    )
+
+
+def overload(waiting: Load, more: Load, bounds: QueueSettings, *, what: str, retry_after_s: float) -> Overloaded:
+    """The error for who found no room: which bound was met, with its value, and when to come back."""
     limits = (bounds.max_requests, bounds.max_rows, bounds.max_bytes)
-    for now, new, limit, unit in zip(waiting, more, limits, ("requests", "rows", "bytes"), strict=True):
-        if now + new > limit:
-            reason = f"{now} {unit} are waiting, {new} more are above the limit of {limit}"
-            raise Overloaded(what, reason, retry_after_s())
+    loads = zip(waiting, more, limits, ("requests", "rows", "bytes"), strict=True)
+    now, new, limit, unit = next(load for load in loads if load[0] + load[1] > load[2])
+    return Overloaded(what, f"{now} {unit} are waiting, {new} more are above the limit of {limit}", retry_after_s)

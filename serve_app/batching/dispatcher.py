@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
-from serve_app.batching.admission import Load, check_request_size, check_room
+from serve_app.batching.admission import Load, check_request_size, has_room, overload
 from serve_app.batching.deadlines import DeadlineHeap, ExpiryTimer
 from serve_app.batching.isolation import error_for_caller
 from serve_app.batching.item import Batch, Item
@@ -29,7 +29,6 @@ from serve_app.clock import Clock, Deadline
 from serve_app.errors import (
     DeadlineExceeded,
     EndpointUnavailable,
-    Overloaded,
     PoolClosed,
     RequestTooLarge,
     ServeAppError,
@@ -190,18 +189,18 @@ class Dispatcher:
         Raises:
             Overloaded: Not now; with the time after which what waits now will have been answered.
         """
-        waiting = self._waiting
-        load = Load(len(waiting), waiting.num_rows, waiting.num_bytes)
-        if gathering is not None:
-            load = load.plus(gathering)
-        try:
-            check_room(load, more, self._queue, what=self._what, retry_after_s=self._retry_after_s)
-        except Overloaded:
+        if has_room(self._load(gathering), more, self._queue):
+            return
+        self._pump()  # what came in this very turn does not wait if there are permits for it
+        load = self._load(gathering)
+        if not has_room(load, more, self._queue):
             self._counters.num_refused += 1
-            raise
+            retry_after_s = self._rate.retry_after_s(load.num_rows, now=self._clock.now())
+            raise overload(load, more, self._queue, what=self._what, retry_after_s=retry_after_s)
 
-    def _retry_after_s(self) -> float:
-        return self._rate.retry_after_s(self._waiting.num_rows, now=self._clock.now())
+    def _load(self, gathering: Load | None) -> Load:
+        waiting = Load(len(self._waiting), self._waiting.num_rows, self._waiting.num_bytes)
+        return waiting if gathering is None else waiting.plus(gathering)
 
     def _on_cancelled(self, item: Item) -> None:
         self._counters.num_cancelled += 1

@@ -95,6 +95,10 @@ class Item(asyncio.Future[InferResponse]):
             return self.request
         return self._row_slicer().slice(start, stop)
 
+    def __repr__(self) -> str:
+        state = "done" if self.done() else f"{self.next_row} sent in {len(self.batches)} batches"
+        return f"<Item {self.number} {self.request.model_name} {self.num_rows} rows, {state}>"
+
     def _row_slicer(self) -> RowSlicer:
         if self._slicer is None:
             self._slicer = RowSlicer(self.request)

@@ -130,7 +130,7 @@ def plan_batch(queue: Iterable[W], limits: BatchLimits) -> list[Slice[W]]:
         slices.append(Slice(item, start, stop, size_bytes))
         rows_left -= (stop - start) or 1
         bytes_left -= size_bytes
-        if rows_left <= 0 or bytes_left < 0 or not limits.can_merge:
+        if rows_left <= 0 or not limits.can_merge:
             break
     return slices
 

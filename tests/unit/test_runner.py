@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import random
 from collections.abc import AsyncIterator, Callable
@@ -291,7 +292,7 @@ async def test_settings_change_in_place_under_load(bench: Bench) -> None:
 
 async def test_what_gathers_counts_against_the_queue() -> None:
     """A window is no way around the bounds."""
-    bench = Bench(window_s=0.01, queue=QueueSettings(max_requests=6, max_rows=100))
+    bench = Bench(window_s=0.01, queue=QueueSettings(max_requests=6, max_rows=100, max_bytes=1000))
     busy = await bench.busy()
     tasks = [bench.row(index) for index in range(6)]
     await turns()
@@ -299,6 +300,8 @@ async def test_what_gathers_counts_against_the_queue() -> None:
         await bench.row()
     with pytest.raises(RequestTooLarge, match="101 rows"):
         await bench.start(request_of(F=floats(101)))
+    with pytest.raises(RequestTooLarge, match="2000 bytes"):
+        await bench.start(request_of(F=floats(1, width=500)))
     bench.collector.end_window()
     bench.model.release()
     await asyncio.gather(*busy, *tasks)
@@ -373,6 +376,26 @@ async def test_who_leaves_in_the_turn_its_window_ends_cancels_its_call(bench: Be
     assert bench.runner.statistics().dispatcher.num_waiting_requests == 0
     bench.model.release()
     await asyncio.gather(*busy)
+
+
+async def test_who_leaves_in_the_turn_of_its_refusal_leaves_no_warning() -> None:
+    """An error that its caller did not come to fetch is not reported as one that nobody handled."""
+    bench = Bench(window_s=0.01, queue=QueueSettings(max_requests=1))
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
+    busy = await bench.busy()
+    task = bench.row()
+    await turns()
+    full = bench.start(request_of(F=floats(8)))
+    await turns()
+    bench.collector.end_window()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    bench.model.release()
+    await asyncio.gather(*busy, full)
+    del task
+    gc.collect()
+    assert reports == []
 
 
 def test_a_pending_request_tells_its_state() -> None:

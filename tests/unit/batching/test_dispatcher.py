@@ -272,6 +272,18 @@ async def test_a_full_queue_refuses(queue: QueueSettings, message: str) -> None:
     await bench.rows(8)
 
 
+async def test_a_burst_in_one_turn_is_refused_only_when_the_permits_are_taken() -> None:
+    """The bound is on what waits for a permit: a burst that the permits can take is taken."""
+    bench = Bench(queue=QueueSettings(max_requests=8))
+    bench.model.hold()
+    futures = [bench.rows() for _ in range(8 + 8 + 8)]
+    with pytest.raises(Overloaded, match="8 requests are waiting"):
+        bench.rows()
+    bench.model.release()
+    await asyncio.gather(*futures)
+    assert [call.num_rows for call in bench.model.calls] == [8, 8, 8]
+
+
 async def test_a_refused_caller_is_told_when_to_come_back() -> None:
     """The time is what waits over what was answered per second lately."""
     bench = Bench(queue=QueueSettings(max_rows=80))
@@ -374,16 +386,16 @@ async def test_deadlines_come_by_themselves() -> None:
     dispatcher = Dispatcher(spec_of(), settings_of(), send=model.infer, num_endpoints=lambda: 1, clock=LoopClock())
     futures = [
         dispatcher.enqueue(request_of(F=floats(1)), 1, Deadline.after(timeout_s, now=loop.time()))
-        for timeout_s in (0.03, 30.0, 0.01, 0.02)
+        for timeout_s in (30.0, 0.03, 0.01, 0.02)
     ]
     order: list[int] = []
     for index, future in enumerate(futures):
         future.add_done_callback(lambda _, index=index: order.append(index))  # type: ignore[misc]  # a default in a lambda
-    await asyncio.wait([futures[index] for index in (0, 2, 3)], timeout=5.0)
-    assert all(isinstance(futures[index].exception(), DeadlineExceeded) for index in (0, 2, 3))
-    assert order == [2, 3, 0]
+    await asyncio.wait([futures[index] for index in (1, 2, 3)], timeout=5.0)
+    assert all(isinstance(futures[index].exception(), DeadlineExceeded) for index in (1, 2, 3))
+    assert order == [2, 3, 1]
     model.release()
-    await futures[1]
+    await futures[0]
     await dispatcher.aclose()
 
 
@@ -484,6 +496,7 @@ async def test_statistics_tell_the_truth(bench: Bench) -> None:
     statistics = bench.dispatcher.statistics()
     assert (statistics.num_waiting_requests, statistics.num_waiting_rows, statistics.num_waiting_bytes) == (2, 13, 104)
     assert (statistics.num_requests_in_flight, statistics.num_batches_in_flight) == (1, 2)
+    assert repr(futures[1]) == "<Item 2 identity 20 rows, 8 sent in 1 batches>"
     bench.model.release()
     await asyncio.gather(*futures)
     statistics = bench.dispatcher.statistics()
@@ -495,11 +508,23 @@ async def test_a_queue_that_stands_still_shows(bench: Bench) -> None:
     """Seconds without a batch are counted while something waits, and only then."""
     bench.clock.advance(100.0)
     assert bench.dispatcher.statistics().stalled_s == 0.0
-    bench.model.hold()
-    futures = [bench.rows(8), bench.rows(8), bench.rows(8)]
+    gate = asyncio.Semaphore(0)
+
+    async def pass_gate() -> None:
+        await gate.acquire()
+
+    bench.model.delay = pass_gate
+    futures = [bench.rows(8) for _ in range(4)]
+    assert bench.dispatcher.statistics().stalled_s == 0.0, "they have only come"
     await turns()
     bench.clock.advance(7.0)
     assert bench.dispatcher.statistics().stalled_s == 7.0
-    bench.model.release()
+    gate.release()
+    await futures[0]
+    await turns()
+    bench.clock.advance(2.0)
+    assert bench.dispatcher.statistics().stalled_s == 2.0, "since the last batch was sent"
+    for _ in range(3):
+        gate.release()
     await asyncio.gather(*futures)
     assert bench.dispatcher.statistics().stalled_s == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.batching.plan import BatchLimits, Slice, batch_limits_of, permits_of, plan_batch
+from serve_app.batching.plan import MAX_PASSED_OVER, BatchLimits, Slice, batch_limits_of, permits_of, plan_batch
 from serve_app.settings import BatchingMode, BatchingSettings
 from tests.support.identity_model import spec_of
 
@@ -83,6 +84,19 @@ def test_bytes_bound_a_batch_too() -> None:
         [(2, 2)],
         [(3, 1)],
     ]
+
+
+def test_only_so_many_are_passed_over() -> None:
+    """A long queue of requests that do not fit is not searched to its end for every batch."""
+    looked_at = []
+
+    def queue() -> Iterator[Rows]:
+        for item in rows(5, *[5] * 100, 1):
+            looked_at.append(item)
+            yield item
+
+    assert len(plan_batch(queue(), LIMITS)) == 1
+    assert len(looked_at) == 1 + MAX_PASSED_OVER + 1
 
 
 @pytest.mark.parametrize("limits", [BatchLimits(8, 100, can_merge=False), BatchLimits(8, 100, False, can_cut=False)])
