@@ -98,14 +98,14 @@ class InstanceStopper:
         return processes
 
 
-def logs_folder(environ_home: Path, state_home: str | None) -> Path:
+def logs_folder(home: Path, state_home: str | None) -> Path:
     """Where logs of earlier runs are kept.
 
     Args:
-        environ_home: The user's home.
+        home: The user's home.
         state_home: `XDG_STATE_HOME`, if set.
     """
-    return (Path(state_home) if state_home else environ_home / ".local" / "state") / "serve_app" / "logs"
+    return (Path(state_home) if state_home else home / ".local" / "state") / "serve_app" / "logs"
 
 
 def describe(processes: Iterable[MarkedProcess]) -> str:
