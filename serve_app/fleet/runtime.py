@@ -69,7 +69,9 @@ class TritonRuntime:
             rest = result.get("LD_LIBRARY_PATH")
             result["LD_LIBRARY_PATH"] = f"{self.library_directory}:{rest}" if rest else str(self.library_directory)
         if self.python_executable is not None:
+            # Python 3.11 and later take the one, Python 3.10 looks for `python3` in the other.
             result["PYTHONEXECUTABLE"] = str(self.python_executable)
+            result["PATH"] = f"{self.python_executable.parent}:{result.get('PATH') or os.defpath}"
         for name, value in MALLOC_ENVIRONMENT.items():
             result.setdefault(name, value)
         return result
@@ -153,7 +155,7 @@ def _wheel_runtime(binary: Path, source: RuntimeSource, environ: Mapping[str, st
             f"use one of Python {', '.join(known)}.",
         )
     libpython = find_libpython()
-    backend_directory = _assemble(home / "backends", stub, libpython, environ)
+    backend_directory = _assemble(home / "backends", stub, libpython, environ, repairs=("numpy2.py",))
     return TritonRuntime(
         binary,
         backend_directory,
@@ -207,17 +209,26 @@ def stub_python_version(stub: Path, environ: Mapping[str, str]) -> str:
     return ""
 
 
-def _assemble(backends: Path, stub: Path, libpython: Path | None, environ: Mapping[str, str]) -> Path:
+def _assemble(
+    backends: Path,
+    stub: Path,
+    libpython: Path | None,
+    environ: Mapping[str, str],
+    *,
+    repairs: tuple[str, ...] = (),
+) -> Path:
     """Put together a backend directory with a python backend and, where there is no native one, our onnxruntime.
 
     The stub is linked, not copied: its run path to its libraries is relative to where it really is. The python
     backend's library is copied: Triton refuses a python-based backend whose library is outside the directory.
     libpython is linked alone into a folder of its own, so that nothing else of its folder gets into
-    `tritonserver`'s library path.
+    `tritonserver`'s library path. `repairs` are files of ours that are appended to the python backend's utilities.
     """
-    model = resources.files("serve_app.fleet").joinpath("backends/onnxruntime/model.py").read_bytes()
+    own = resources.files("serve_app.fleet").joinpath("backends")
+    repair = b"".join(b"\n\n" + own.joinpath(name).read_bytes() for name in repairs)
+    model = own.joinpath("onnxruntime").joinpath("model.py").read_bytes()
     inputs = [__file__, backends, stub, libpython, sys.version_info[:2], platform.machine()]
-    key = hashlib.sha256(repr(inputs).encode() + Path(__file__).read_bytes() + model).hexdigest()[:16]
+    key = hashlib.sha256(repr(inputs).encode() + Path(__file__).read_bytes() + model + repair).hexdigest()[:16]
     parent = _assembly_parent(backends, environ)
     target = parent / f"backends-{key}"
     if target.is_dir():
@@ -232,6 +243,9 @@ def _assemble(backends: Path, stub: Path, libpython: Path | None, environ: Mappi
         for source in (backends / "python").iterdir():
             if source.is_file() and source.name != STUB:
                 shutil.copy2(source, python / source.name)
+        if repair:
+            with (python / "triton_python_backend_utils.py").open("ab") as utilities:
+                utilities.write(repair)
         (python / STUB).symlink_to(stub)
         if not (work / "onnxruntime").exists():
             (work / "onnxruntime").mkdir()

@@ -247,6 +247,12 @@ async def test_shapes_that_differ_run_apart(server: Server) -> None:
     assert [answer["value"].tolist() for answer in answers] == [[[float(n)] * n] for n in lengths]
 
 
+HAS_NUMPY_1 = np.__version__.startswith("1.")
+
+
+@pytest.mark.skipif(
+    not HAS_NUMPY_1, reason="Triton 24.10 returns strings with numpy 1 only; the next test refuses them"
+)
 async def test_strings(server: Server) -> None:
     """BYTES go through as UTF-8, empty and non-ASCII ones too; bytes that are not UTF-8 fail for their sender alone."""
     client, _ = server
@@ -258,6 +264,13 @@ async def test_strings(server: Server) -> None:
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "UTF-8" in str(error.details())
     assert [a["y"].item() for a in answers if isinstance(a, dict)] == [t for t in texts if t != b"\xff\xfe"]
+
+
+@pytest.mark.skipif(HAS_NUMPY_1, reason="with numpy 1 strings work")
+async def test_strings_are_refused_with_numpy_2(server: Server) -> None:
+    """A model whose answers could not be carried is not loaded, and says why."""
+    _, reasons = server
+    assert "numpy 1 only" in reasons["text"]
 
 
 async def test_half_precision(server: Server) -> None:
@@ -286,7 +299,7 @@ async def test_optional_input(server: Server) -> None:
 async def test_a_config_that_contradicts_the_graph_is_refused(server: Server) -> None:
     """The reason names the tensor and both types; the other models are served."""
     _, reasons = server
-    assert list(reasons) == ["wrong"]
+    assert set(reasons) == {"wrong"} if HAS_NUMPY_1 else {"wrong", "text"}
     assert "'x' is TYPE_FP64 in the config and TYPE_FP32 in the graph" in reasons["wrong"]
 
 

@@ -366,7 +366,7 @@ async def test_a_stub_without_libpython_is_refused_before_the_start(repository: 
     """Without its libpython a stub hangs tritonserver for ever; preflight names the library and starts nothing."""
     found = TritonRuntime.find()
     shipped = found.tritonserver.parents[1] / "python_backend_stubs"
-    stub = next(stub for stub in shipped.glob("3.*/*") if None in loaded_objects(stub, os.environ).values())
+    stub = next(stub for stub in shipped.glob("3.*/*") if None in loaded_objects(stub, found.environment()).values())
     runtime = dataclasses.replace(found, stub=stub)
     supervisor = TritonSupervisor(settings(repository), state_dir=state_dir, runtime=runtime)
     with pytest.raises(PreflightFailed, match=r"libpython3\.\d+\.so\.1\.0 is not on this machine.*apt install"):

@@ -121,10 +121,16 @@ def test_environment(tmp_path: Path) -> None:
     found = TritonRuntime(
         tmp_path, tmp_path, RuntimeSource.WHEEL, library_directory=Path("/lib/py"), python_executable=Path("/v/python")
     )
-    environ = {"LD_LIBRARY_PATH": "/cuda", "MALLOC_TRIM_THRESHOLD_": "1", "CUDA_VISIBLE_DEVICES": "3"}
+    environ = {
+        "LD_LIBRARY_PATH": "/cuda",
+        "MALLOC_TRIM_THRESHOLD_": "1",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "PATH": "/usr/bin",
+    }
     assert found.environment(environ) == {
         "LD_LIBRARY_PATH": "/lib/py:/cuda",
         "PYTHONEXECUTABLE": "/v/python",
+        "PATH": "/v:/usr/bin",
         "MALLOC_TRIM_THRESHOLD_": "1",
         "MALLOC_MMAP_THRESHOLD_": "67108864",
         "CUDA_VISIBLE_DEVICES": "3",

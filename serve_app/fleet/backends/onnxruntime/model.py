@@ -75,6 +75,8 @@ class TritonPythonModel:
         self.scalar_dims = {
             output["name"]: [1] * len(output["dims"]) for output in config["output"] if not output.get("reshape")
         }
+        if any(output["data_type"] == "TYPE_STRING" for output in config["output"]):
+            check_strings(self.name)
         check_tensors(self.name, config["input"], self.inputs)
         check_tensors(self.name, config["output"], {t.name: t for t in self.session.get_outputs()})
 
@@ -215,6 +217,15 @@ def describe(tensor, max_batch_size):
     if max_batch_size > 0:
         dims = dims[1:]
     return {"name": tensor.name, "data_type": DATATYPES[tensor.type], "dims": dims or [1]}
+
+
+def check_strings(model):
+    """Refuse string outputs where the python backend cannot return them, before a request finds out."""
+    if not getattr(pb_utils, "CAN_RETURN_STRINGS", True):
+        raise RuntimeError(
+            f"model {model!r} has a string output, which this Triton can return with numpy 1 only; numpy is "
+            f"{np.__version__} (numpy 1 needs Python 3.12 or older)"
+        )
 
 
 def check_tensors(model, entries, tensors):
