@@ -281,7 +281,7 @@ class TritonSupervisor:
             await models.refresh()
         except ServeAppError as problem:
             raise ServerStartFailed(f"tritonserver {process.server_id}", str(problem)) from problem
-        self._num_healed, self._models, self._process = self.num_healed, models, process
+        self._models, self._process = models, process
         self.state = SupervisorState.READY
         self._ready_at = self._clock.now()
         for state in models.states:
@@ -344,6 +344,8 @@ class TritonSupervisor:
             self._not_ready_since = self._clock.now()
         self.state = state
         self._ready_at = None
+        # What that life had loaded is gone with it.
+        self._num_healed, self._models = self.num_healed, None
         self._publish(None)
 
     async def _watch(self, process: TritonProcess) -> str:
