@@ -63,7 +63,7 @@ def check_machine():
                 "This Python cannot make virtual environments. Fix: `apt-get install python{}.{}-venv`.".format(
                     *version
                 )
-            )
+            ) from None
         free = shutil.disk_usage(ROOT).free
         if free < MIN_DISK_BYTES:
             raise Problem(

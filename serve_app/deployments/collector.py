@@ -12,8 +12,8 @@ from typing import Any
 
 from ray import serve
 
-from serve_app.protocol.messages import InferResponse
 from serve_app.batching.window import Dispatch, Pending
+from serve_app.protocol.messages import InferResponse
 
 
 class ServeBatchCollector:

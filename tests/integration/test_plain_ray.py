@@ -101,7 +101,7 @@ class PlainRay:
             answer = requests.post(
                 f"http://127.0.0.1:{self.ports['http']}/v2/models/digits/infer", json=BODY, timeout=10
             )
-        except requests.ConnectionError:
+        except (requests.ConnectionError, requests.Timeout):  # while it stops, requests may also wait in vain
             return False
         return answer.status_code == 200
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import shutil
 import signal
@@ -126,7 +127,7 @@ class Stack:
                         shutil.copytree(model, repository / model.name)
         self._write()
         log = self._folder / "up.log"
-        command = [BIN / "serve-app", "up", self._file, "--dashboard-port", str(self._ports["dashboard"])]
+        command = [str(BIN / "serve-app"), "up", str(self._file), "--dashboard-port", str(self._ports["dashboard"])]
         with log.open("wb") as output:
             self._process = subprocess.Popen(command, env=self._environ, stdout=output, stderr=output)
         wait_until_sync(
@@ -163,7 +164,7 @@ class Stack:
     def deploy(self) -> None:
         """`serve deploy` of the file as it is now, as a user would type it."""
         self._write()
-        command = [BIN / "serve", "deploy", "-a", self._dashboard, str(self._file)]
+        command = [str(BIN / "serve"), "deploy", "-a", self._dashboard, str(self._file)]
         subprocess.run(command, env=self._environ, check=True, capture_output=True, timeout=60)
 
     def _put(self) -> None:
@@ -209,14 +210,15 @@ class Stack:
     @cached_property
     def handle(self) -> Any:
         """The Serve handle of the front; connects this process to the cluster."""
+        # First the environment: Ray reads most of it when it is imported.
+        for line in self.driver_env.read_text().splitlines():
+            name, _, value = line.removeprefix("export ").partition("=")
+            os.environ[name] = value.strip("'")
         import ray
         from ray import serve
 
         if not ray.is_initialized():
-            for line in self.driver_env.read_text().splitlines():
-                name, _, value = line.removeprefix("export ").partition("=")
-                os.environ[name] = value.strip("'")
-            ray.init(namespace="serve", logging_level="WARNING", log_to_driver=False)
+            ray.init(namespace="serve", logging_level=logging.WARNING, log_to_driver=False)
         return serve.get_app_handle(self.app_name)
 
     @cached_property

@@ -82,7 +82,8 @@ def handle(stack: Stack, model: str, inputs: Arrays, *, outputs: Sequence[str] =
 
 def client(stack: Stack, model: str, inputs: Arrays, *, outputs: Sequence[str] = ()) -> Arrays:
     """Our own client over the handle."""
-    return stack.client.infer(model, inputs, outputs=list(outputs) or None, timeout_s=TIMEOUT_S)
+    answer: Arrays = stack.client.infer(model, inputs, outputs=list(outputs) or None, timeout_s=TIMEOUT_S)
+    return answer
 
 
 WAYS_IN: tuple[WayIn, ...] = (http_json, http_binary, grpc, handle, client)
