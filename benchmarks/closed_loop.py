@@ -7,6 +7,7 @@ measures. Every answer is compared with the first one.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -19,11 +20,14 @@ class Measurement:
         seconds: From the first request to the last answer that counts.
         latencies_s: Of each answer that counts, in seconds.
         num_errors: Answers that were not 200, or not the same as the first.
+        num_reconnects: Connections that the server closed and that were opened again (HAProxy does, when it takes
+            over a new configuration).
     """
 
     seconds: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
     num_errors: int = 0
+    num_reconnects: int = 0
 
     @property
     def requests_per_s(self) -> float:
@@ -31,7 +35,9 @@ class Measurement:
         return len(self.latencies_s) / self.seconds
 
     def percentile_ms(self, share: float) -> float:
-        """A percentile of the latencies in milliseconds; `share` is 0 to 1."""
+        """A percentile of the latencies in milliseconds; `share` is 0 to 1. Not a number where nothing was right."""
+        if not self.latencies_s:
+            return math.nan
         ordered = sorted(self.latencies_s)
         return ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1e3
 
@@ -77,15 +83,19 @@ class _Connection(asyncio.Protocol):
 
 
 class _Loop:
-    def __init__(self, request: bytes, num_connections: int, warm_up_s: float, seconds: float) -> None:
+    """What all connections of a run share."""
+
+    def __init__(self, address: str, request: bytes, num_connections: int, warm_up_s: float, seconds: float) -> None:
+        host, port = address.rsplit(":", 1)
         self.request = request
-        self.result = Measurement()
+        self.result = Measurement(seconds)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._host, self._port = host, int(port)
         self._left = num_connections
         self._starts_at = time.perf_counter() + warm_up_s
         self._ends_at = self._starts_at + seconds
         self._expected: bytes | None = None
-        self.result.seconds = seconds
+        self._connecting: set[asyncio.Task[None]] = set()
 
     def take(self, is_ok: bool, body: bytes, latency_s: float) -> bool:
         """Count an answer; false when it was the last."""
@@ -100,9 +110,20 @@ class _Loop:
         return now < self._ends_at
 
     def leave(self) -> None:
+        """A connection has ended; until the run is over another takes its place."""
+        if time.perf_counter() < self._ends_at:
+            self.result.num_reconnects += 1
+            task = asyncio.ensure_future(self.connect())
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+            return
         self._left -= 1
         if self._left == 0 and not self.done.done():
             self.done.set_result(None)
+
+    async def connect(self) -> None:
+        """Open a connection, which starts sending at once."""
+        await asyncio.get_running_loop().create_connection(lambda: _Connection(self), self._host, self._port)
 
 
 async def closed_loop(
@@ -118,15 +139,11 @@ async def closed_loop(
         seconds: How long answers are counted, after `warm_up_s` in which they are not.
         warm_up_s: See above.
     """
-    host, port = address.rsplit(":", 1)
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
-    loop = _Loop(head.encode() + body, num_connections, warm_up_s, seconds)
-    running = asyncio.get_running_loop()
-    await asyncio.gather(
-        *(running.create_connection(lambda: _Connection(loop), host, int(port)) for _ in range(num_connections))
-    )
+    loop = _Loop(address, head.encode() + body, num_connections, warm_up_s, seconds)
+    await asyncio.gather(*(loop.connect() for _ in range(num_connections)))
     await asyncio.wait_for(loop.done, warm_up_s + seconds + 30)
     return loop.result

@@ -103,7 +103,7 @@ def step(title, stamp_name, inputs, commands):
     digest = hashlib.sha256()
     for item in inputs:
         path = os.path.join(ROOT, item)
-        if os.path.exists(path):
+        if os.path.isfile(path):
             with open(path, "rb") as file:
                 digest.update(file.read())
         digest.update(item.encode())
