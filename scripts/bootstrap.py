@@ -48,22 +48,15 @@ def check_machine():
                 ".".join(map(str, glibc)) if glibc else "not glibc"
             )
         )
-    library = "libpython{}.{}.so.1.0".format(*version)
-    if version != (3, 13) and not _has_library(library):  # the wheel brings 3.13's own
+    missing = list(_missing_parts(version))
+    if missing:
         raise Problem(
-            "{0} is missing; Triton's python backend loads it. "
-            "Fix: `apt-get install libpython{1}.{2}`, or a Python built with --enable-shared.".format(library, *version)
+            "This Python lacks {}. Fix: `apt-get install {}`, or use a complete Python of your own with "
+            "`make PYTHON=... serve` (built with --enable-shared).".format(
+                " and ".join(what for what, _ in missing), " ".join(package for _, package in missing)
+            )
         )
     if not os.path.exists(VENV_PYTHON):
-        try:
-            import ensurepip  # noqa: F401
-            import venv  # noqa: F401
-        except ImportError:
-            raise Problem(
-                "This Python cannot make virtual environments. Fix: `apt-get install python{}.{}-venv`.".format(
-                    *version
-                )
-            ) from None
         free = shutil.disk_usage(ROOT).free
         if free < MIN_DISK_BYTES:
             raise Problem(
@@ -71,6 +64,19 @@ def check_machine():
                     free / 1024**3, ROOT, MIN_DISK_BYTES / 1024**3
                 )
             )
+
+
+def _missing_parts(version):
+    """Parts of the running Python that Debian packages apart from it, each with the package's name."""
+    library = "libpython{}.{}.so.1.0".format(*version)
+    if version != (3, 13) and not _has_library(library):  # for 3.13 the Triton wheel brings it
+        yield "{} (Triton's python backend loads it)".format(library), "libpython{}.{}".format(*version)
+    if not os.path.exists(VENV_PYTHON):
+        try:
+            import ensurepip  # noqa: F401
+            import venv  # noqa: F401
+        except ImportError:
+            yield "what makes virtual environments", "python{}.{}-venv".format(*version)
 
 
 def _glibc_version():

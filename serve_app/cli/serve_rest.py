@@ -116,9 +116,11 @@ def last_line(text: str) -> str:
 
 
 def _reason(app: Mapping[str, Any]) -> str:
-    """The application's message, or that of a deployment which has trouble."""
-    message = str(app.get("message") or "")
-    if not message and app.get("status") != "RUNNING":
-        parts = (str(d.get("message") or "") for d in app.get("deployments", {}).values())
-        message = next((part for part in parts if part), "")
-    return last_line(message)
+    """Why an application does not run: the message of a deployment that failed, which has the cause.
+
+    The application's own message then only names the deployments.
+    """
+    deployments = list(app.get("deployments", {}).values())
+    failed = [str(d.get("message") or "") for d in deployments if d.get("status") in ("DEPLOY_FAILED", "UNHEALTHY")]
+    others = [str(d.get("message") or "") for d in deployments] if app.get("status") != "RUNNING" else []
+    return last_line(next((text for text in (*failed, str(app.get("message") or ""), *others) if text), ""))

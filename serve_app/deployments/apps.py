@@ -37,7 +37,8 @@ def triton_fleet(args: TritonServerArgs) -> Application:
         num_replicas=args.num_replicas,
         health_check_period_s=2,
         health_check_timeout_s=10,
-        graceful_shutdown_timeout_s=2 * args.stop_timeout_s,
+        # Draining, the server's own bound, two seconds more until SIGKILL, five to reap; and room for Ray.
+        graceful_shutdown_timeout_s=args.drain_s + args.stop_timeout_s + 15,
         ray_actor_options={"num_cpus": args.num_cpus, "num_gpus": args.num_gpus},
     )
     return deployment.bind(args.model_dump(mode="json"))

@@ -75,6 +75,25 @@ async def test_one_server_is_killed(stack: Stack) -> None:
     assert all("\n" not in text and "Traceback" not in text for text in load.errors)
 
 
+async def test_a_models_process_is_killed(stack: Stack) -> None:
+    """The stub of a model dies: typed errors, the server stays, the model is back within five seconds."""
+    stack.scale_fleet(1)
+    (server,) = await asyncio.to_thread(stack.tritonservers)
+    async with Load(stack) as load:
+        await wait_until(lambda: load.ended["ok"] > 100, timeout_s=20)
+        stubs = [child for child in server.children() if "/identity/" in " ".join(child.cmdline())]
+        assert stubs
+        for stub in stubs:
+            stub.send_signal(signal.SIGKILL)
+        killed_at = time.monotonic()
+        await wait_until(lambda: sum(load.ended.values()) > load.ended["ok"], timeout_s=10)
+        ok = load.ended["ok"]
+        await wait_until(lambda: load.ended["ok"] > ok + 200, timeout_s=20, what=lambda: load.ended)
+    assert set(load.ended) <= {"ok", "503"}, (load.ended, set(load.errors))
+    assert load.last_error_at - killed_at < 5.0
+    assert server.is_running()
+
+
 async def test_one_of_two_servers_is_killed(stack: Stack) -> None:
     """With another server left, no client sees it."""
     stack.scale_fleet(2)

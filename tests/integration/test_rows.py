@@ -67,8 +67,9 @@ async def test_two_thousand_requests_get_their_own_rows(stack: Stack, mode: str)
         (output,) = document["outputs"]
         assert output["shape"] == list(values.shape)
         np.testing.assert_array_equal(np.array(output["data"], np.float32).reshape(values.shape), values)
-    sent = stack.triton_statistics("identity") - before
-    assert sent.num_rows == sum(values.shape[0] for values in payloads)
+    num_rows = sum(values.shape[0] for values in payloads)
+    sent = stack.sent_since(before, "identity", num_rows=num_rows)
+    assert sent.num_rows == num_rows
     assert sent.largest_batch <= 8, sent
     one_by_one = sum(-(-values.shape[0] // 8) for values in payloads)
     assert sent.num_requests < 0.9 * one_by_one, "rows of different requests did not share ModelInfers"
@@ -121,11 +122,11 @@ BAD_REQUESTS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     ),
     "a wrong name": ("picky", identity_request(GOOD, name="INPUT9"), 400, "INPUT0"),
     "a backend that raises": ("picky", identity_request(np.array([[666.0, 1.0]], np.float32)), 500, "666"),
-    "too many dimensions for an unbatched model": (
+    "too many rows for an unbatched model": (
         "unbatched",
-        identity_request(np.zeros((2, 2, 2), np.float32)),
+        identity_request(np.zeros((2, 2), np.float32)),
         400,
-        "shape",
+        "[2, 2]",
     ),
 }
 

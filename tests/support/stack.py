@@ -261,6 +261,13 @@ class Stack:
         """The fleet's server processes."""
         return [process for process in self.processes() if process.name() == "tritonserver"]
 
+    def sent_since(self, before: TritonCounts, model: str, *, num_rows: int) -> TritonCounts:
+        """What was sent since an earlier look, once Triton has counted `num_rows`: it counts after it has answered."""
+        wait_until_sync(
+            lambda: (self.triton_statistics(model) - before).num_rows >= num_rows, timeout_s=10, what=f"{num_rows} rows"
+        )
+        return self.triton_statistics(model) - before
+
     def triton_statistics(self, model: str) -> TritonCounts:
         """A model's counts, read from Triton itself and summed over the fleet."""
         num_requests = num_rows = largest = 0

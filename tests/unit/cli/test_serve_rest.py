@@ -58,13 +58,21 @@ def test_statuses_carry_the_last_line_of_trouble() -> None:
                 "deployments": {"D": {"replicas": [{"state": "RUNNING"}, {"state": "STARTING"}]}},
             },
             "b": {"status": "DEPLOY_FAILED", "message": "Traceback:\n  File x\nValueError: no\n"},
+            "d": {
+                "status": "DEPLOY_FAILED",
+                "message": "Failed to update the deployments ['D'].",
+                "deployments": {
+                    "D": {"status": "DEPLOY_FAILED", "message": "Traceback:\nOSError: no weights", "replicas": []}
+                },
+            },
             "c": {"status": "DEPLOYING", "deployments": {"D": {"message": "waiting for CPUs", "replicas": []}}},
         }
     }
-    a, b, c = application_statuses(details)
+    a, b, c, d = sorted(application_statuses(details), key=lambda app: app.name)
     assert (a.phase, a.message, a.replicas) == (ApplicationPhase.RUNNING, "", {"D": 1})
     assert (b.phase, b.message) == (ApplicationPhase.FAILED, "ValueError: no")
     assert (c.phase, c.message) == (ApplicationPhase.STARTING, "waiting for CPUs")
+    assert (d.phase, d.message) == (ApplicationPhase.FAILED, "OSError: no weights")
 
 
 def test_deploy_sends_the_file_as_serve_deploy_does(dashboard: FakeDashboard) -> None:

@@ -1,4 +1,4 @@
-"""Answers with its input, of any two dimensions; takes one request at a time."""
+"""Answers with its input, one row of any length; takes one request at a time."""
 
 import triton_python_backend_utils as pb_utils
 
