@@ -140,13 +140,15 @@ def check_open_files(environ: Mapping[str, str], *, hard_limit: int | None = Non
 
 def check_ports(ports: Iterable[PortUse], *, folder: RunFolder) -> None:
     """Refuse two uses of one port, and ports that something else has; says what has them."""
-    taken: dict[int, PortUse] = {}
-    for use in ports:
-        other = taken.setdefault(use.port, use)
+    uses = list(ports)
+    by_port: dict[int, PortUse] = {}
+    for use in uses:
+        other = by_port.setdefault(use.port, use)
         if other is not use:
             raise PreflightFailed(
                 f"{use.what} and {other.what} would both use port {use.port}.", f"set {use.setting} to another port."
             )
+    for use in uses:
         try:
             preflight.check_port(use.host, use.port, what=use.what)
         except PreflightFailed as problem:
