@@ -18,9 +18,9 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from serve_app.dataplane import DataPlane
 from serve_app.errors import ServeAppError, Unsupported
+from serve_app.ingress.control_routes import server_metadata
 from serve_app.ingress.grpc_errors import grpc_status_of
 from serve_app.ingress.http_errors import error_text
-from serve_app.ingress.http_routes import server_metadata
 from serve_app.protocol.grpc_codec import decode_infer_request, encode_infer_response
 
 logger = logging.getLogger(__name__)
