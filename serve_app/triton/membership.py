@@ -157,7 +157,7 @@ class Membership:
 
     def _set_ejected(self, member: Member, error: ServeAppError) -> None:
         reason = str(error)
-        if member.state is not MemberState.EJECTED:
+        if member.state not in (MemberState.EJECTED, MemberState.DRAINING):
             logger.warning("Triton at %s is not asked for now: %s", member.endpoint.address, reason)
             member.eject(reason)
             self.num_ejections += 1
@@ -172,7 +172,7 @@ class Membership:
     async def _probe(self, member: Member) -> None:
         """Connect a server's channels, again and again until it works, and admit it."""
         pause_s = INITIAL_PROBE_PAUSE_S
-        while True:
+        while member.state is not MemberState.DRAINING:
             is_new = member.state is MemberState.CONNECTING
             timeout_s = self._settings.connect_timeout_s if is_new else PROBE_TIMEOUT_S
             try:
@@ -200,6 +200,8 @@ class Membership:
         probes = list(self._probes.values())
         for probe in probes:
             probe.cancel()
+        for member in self._members.values():
+            member.state = MemberState.DRAINING  # calls that are cut off now start no new probe, which would open it
         closing = [member.pool.aclose(grace_s=grace_s) for member in self._members.values()]
         timer = asyncio.get_running_loop().call_later(grace_s, self.hasten)  # those that drain were given longer
         await asyncio.gather(*probes, *self._draining, *closing, return_exceptions=True)

@@ -32,6 +32,8 @@ from serve_app.protocol.tensor import Tensor
 from serve_app.settings import ChannelSettings
 from serve_app.triton.fake import Failure, FakeModel, FakeTriton
 from serve_app.triton.member import MemberState
+from serve_app.triton.membership import INITIAL_PROBE_PAUSE_S
+from serve_app.triton.pool import PoolState
 from serve_app.triton.router import Router
 
 CODE = grpc.StatusCode
@@ -480,6 +482,22 @@ async def test_close_ends_everything() -> None:
         with pytest.raises(PoolClosed):
             router.update([])
         assert repr(router).startswith("<Router [closed]")
+
+
+async def test_closed_router_stays_closed_when_calls_were_cut_off() -> None:
+    """A call that closing cuts off looks like a lost server; it is not probed, which would connect to it again."""
+    fake = FakeTriton()
+    async with fleet(fake) as router:
+        fake.freeze()
+        call = asyncio.ensure_future(router.infer(make_request(), timeout_s=10))
+        await fake.wait_for_active(1)
+        await router.aclose(grace_s=0)
+        with pytest.raises(EndpointUnavailable):
+            await call
+        assert router.statistics().num_ejections == 0
+        await asyncio.sleep(3 * INITIAL_PROBE_PAUSE_S)
+        (endpoint,) = router.statistics().endpoints
+        assert (endpoint.pool.state, endpoint.pool.num_channels) == (PoolState.CLOSED, 0)
 
 
 async def test_close_does_not_wait_longer_for_removed_servers() -> None:
