@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 
 from serve_app.clock import Clock, MonotonicClock
 from serve_app.endpoint import Endpoint
@@ -30,6 +29,8 @@ _RETRY_S = 0.5
 _EXPIRY_TICK_S = 0.25
 # Longest time one `watch` call stays open; only bounds how long a dead caller's call lingers.
 _WATCH_S = 10.0
+# How much later than that its answer may come before it counts as lost, as it is when a network falls apart.
+_LATE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,10 @@ def registry_actor(name: str) -> Any:
     )
 
 
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 class RegistryWatch:
     """Follows the registry and reports every new set of endpoints; `async with`.
 
@@ -159,12 +164,16 @@ class RegistryWatch:
                 actor = await asyncio.to_thread(registry_actor, self._name)
                 seen: tuple[str, int, bool] | None = None
                 while True:
-                    snapshot = await actor.watch.remote(seen, _WATCH_S)
+                    snapshot = await asyncio.wait_for(actor.watch.remote(seen, _WATCH_S), _WATCH_S + _LATE_S)
                     is_reachable, seen = True, snapshot.key
                     self._take(snapshot)
-            except RayError as error:
+            # Ray has more than its own errors for this (a ValueError for an actor that dies while it is looked up),
+            # and a watch that ended would leave this replica with the servers of that day.
+            except Exception as error:  # noqa: BLE001
                 if is_reachable:
-                    logger.warning("the endpoint registry cannot be reached, going on with what is known: %s", error)
+                    logger.warning(
+                        "the endpoint registry cannot be reached, going on with what is known: %s", _described(error)
+                    )
                 is_reachable = False
                 await asyncio.sleep(_RETRY_S)
 
@@ -228,14 +237,14 @@ class Lease:
             await self._call("release", endpoint.server_id)
 
     async def _call(self, method: str, *args: object) -> None:
-        """One call to the actor; a failure is logged and made good by the next heartbeat."""
+        """One call to the actor; any failure is logged and made good by the next heartbeat."""
         try:
             if self._actor is None:
                 self._actor = await asyncio.to_thread(registry_actor, self._name)
             await asyncio.wait_for(getattr(self._actor, method).remote(*args), self._lease_s)
-        except (RayError, asyncio.TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001  # as for a watch: heartbeats that ended would lose a good server
             self._actor = None
-            logger.warning("%s at the endpoint registry failed: %s", method, error or type(error).__name__)
+            logger.warning("%s at the endpoint registry failed: %s", method, _described(error))
 
     def __repr__(self) -> str:
         return f"<Lease {self._name!r} {self._endpoint}>"

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import pytest
+from ray.exceptions import RaySystemError
 
 from serve_app.clock import ManualClock
-from serve_app.deployments.registry import EndpointRegistry, Snapshot, known_endpoints
+from serve_app.deployments import registry as registry_module
+from serve_app.deployments.registry import EndpointRegistry, Lease, RegistryWatch, Snapshot, known_endpoints
 from serve_app.endpoint import Endpoint
+from tests.support.waiting import wait_until
 
 A, B = Endpoint("127.0.0.1:1", "a"), Endpoint("127.0.0.1:2", "b")
 LONG_S = 100.0
@@ -101,3 +106,61 @@ def test_what_is_known_after_a_snapshot(
     result = known_endpoints(known, snapshot)
     assert set(result) == expected
     assert len(result) == len(expected)
+
+
+class ActorHandle:
+    """A registry as Ray hands it out: each method behind `.remote`."""
+
+    def __init__(self, registry: EndpointRegistry) -> None:
+        self.watch = RemoteMethod(registry.watch)
+        self.renew = RemoteMethod(registry.renew)
+        self.release = RemoteMethod(registry.release)
+
+
+class RemoteMethod:
+    """What `.remote` calls."""
+
+    def __init__(self, method: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self.remote = method
+
+
+@pytest.mark.parametrize("error", [RaySystemError("gone"), ValueError("Failed to look up actor"), OSError("broken")])
+async def test_no_error_of_a_lookup_ends_a_watch_or_a_lease(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Whatever Ray raises while the actor comes back, replicas hear of servers again and servers keep their leases."""
+    actor = ActorHandle(EndpointRegistry(ManualClock()))
+    failing: list[Exception] = []
+
+    def look_up(name: str) -> ActorHandle:
+        if failing:
+            raise failing.pop()
+        return actor
+
+    monkeypatch.setattr(registry_module, "registry_actor", look_up)
+    monkeypatch.setattr(registry_module, "_RETRY_S", 0.0)
+    heard: list[Sequence[Endpoint]] = []
+    failing.append(error)
+    async with Lease("registry", lease_s=0.3) as lease:
+        lease.set(A)
+        await wait_until(lambda: not failing, timeout_s=5.0)
+        failing.append(error)
+        async with RegistryWatch("registry", heard.append):
+            await wait_until(lambda: heard[-1:] == [(A,)], timeout_s=5.0)
+    assert not failing
+
+
+async def test_a_listener_that_fails_hears_of_the_endpoints_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch goes on, and hands over what could not be taken in."""
+    actor = ActorHandle(EndpointRegistry(ManualClock()))
+    await actor.renew.remote(A, 3.0)
+    monkeypatch.setattr(registry_module, "registry_actor", lambda name: actor)
+    monkeypatch.setattr(registry_module, "_RETRY_S", 0.0)
+    heard: list[Sequence[Endpoint]] = []
+
+    def listen(endpoints: Sequence[Endpoint]) -> None:
+        heard.append(endpoints)
+        if len(heard) == 1:
+            raise RuntimeError("not now")
+
+    async with RegistryWatch("registry", listen):
+        await wait_until(lambda: len(heard) == 2, timeout_s=5.0)
+    assert heard == [(A,), (A,)]
