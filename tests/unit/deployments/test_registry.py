@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from ray.exceptions import RaySystemError
+from ray.exceptions import RayError
 
 from serve_app.clock import ManualClock
 from serve_app.deployments import registry as registry_module
@@ -124,7 +124,7 @@ class RemoteMethod:
         self.remote = method
 
 
-@pytest.mark.parametrize("error", [RaySystemError("gone"), ValueError("Failed to look up actor"), OSError("broken")])
+@pytest.mark.parametrize("error", [RayError("gone"), ValueError("Failed to look up actor"), OSError("broken")])
 async def test_no_error_of_a_lookup_ends_a_watch_or_a_lease(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Whatever Ray raises while the actor comes back, replicas hear of servers again and servers keep their leases."""
     actor = ActorHandle(EndpointRegistry(ManualClock()))
