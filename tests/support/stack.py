@@ -89,6 +89,9 @@ class Stack:
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(self._ports["metrics"]),
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(self._ports["fallback_http"]),
             "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(self._ports["fallback_grpc"]),
+            # Not shared with another run on this machine; see cluster/serve.env.
+            "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(self._ports["http"] + 5000),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(self._ports["http"] + 5200),
             **(environ or {}),
         }
         self.http = f"127.0.0.1:{self._ports['http']}"
