@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from serve_app.errors import PreflightFailed
-from serve_app.settings import LauncherSettings, TritonServerArgs
+from serve_app.settings import LauncherSettings, ModelServerArgs, ModelServerConfig, TritonServerArgs
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_HTTP_PORT = 8000
@@ -19,6 +19,9 @@ DEFAULT_GRPC_PORT = 9000
 
 TRITON_FLEET = "serve_app.deployments.apps:triton_fleet"
 """Import path of the app whose replicas start tritonservers on this machine."""
+
+MODEL_SERVER = "serve_app.deployments.apps:model_server"
+"""Import path of the app that answers requests."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class DeploymentsFile:
             raise PreflightFailed(f"{path} is not YAML: {_one_line(problem)}.", "correct that line.") from None
         config = cls._overridden(path, content, settings)
         _validate(path, config)
+        _validate_model_servers(path, config)
         grpc = config["grpc_options"]
         applications = config.get("applications") or []
         return cls(
@@ -124,13 +128,31 @@ def _validate(path: Path, config: dict[str, Any]) -> None:
         raise PreflightFailed(f"{path} has no applications.", "list at least one under `applications:`.")
 
 
+def _validate_model_servers(path: Path, config: dict[str, Any]) -> None:
+    """Refuse settings that a ModelServer would refuse, which Ray Serve would tell only after three attempts."""
+    for app in config["applications"]:
+        if app.get("import_path") != MODEL_SERVER:
+            continue
+        place = f"applications.{app.get('name', 'default')}"
+        try:
+            ModelServerArgs.model_validate(app.get("args") or {})
+        except ValidationError as problem:
+            raise _invalid(path, problem, f"{place}.args") from None
+        for deployment in app.get("deployments") or []:
+            try:
+                ModelServerConfig.model_validate(deployment.get("user_config") or {})
+            except ValidationError as problem:
+                raise _invalid(path, problem, f"{place}.deployments.{deployment['name']}.user_config") from None
+
+
 def _invalid(path: Path, problem: ValidationError, prefix: str = "") -> PreflightFailed:
     first = problem.errors()[0]
     where = ".".join(str(part) for part in (*([prefix] if prefix else []), *first["loc"])) or "the file"
+    said = "unknown key" if first["type"] == "extra_forbidden" else _one_line(first["msg"])
     more = f" (and {problem.error_count() - 1} more)" if problem.error_count() > 1 else ""
     return PreflightFailed(
-        f"{path}: {where}: {_one_line(first['msg'])}{more}.",
-        "correct it; args are described in serve_app/settings.py."
+        f"{path}: {where}: {said}{more}.",
+        "correct it; the keys are described in serve_app/settings.py."
         if prefix
         else "correct it; the schema is Ray Serve's own.",
     )

@@ -58,10 +58,12 @@ def ports_to_use(file: DeploymentsFile, settings: LauncherSettings, environ: Map
         settings: For the dashboard.
         environ: Environment that `ray start` will get.
     """
-    ports = [PortUse("HTTP", file.host, file.http_port, "--http-port")]
+    ports = [PortUse("HTTP", file.host, file.http_port, "--http-port or SERVE_APP_HTTP_PORT")]
     if file.grpc_port is not None:
-        ports.append(PortUse("gRPC", file.host, file.grpc_port, "--grpc-port"))
-    ports.append(PortUse("The dashboard", "127.0.0.1", settings.dashboard_port, "--dashboard-port"))
+        ports.append(PortUse("gRPC", file.host, file.grpc_port, "--grpc-port or SERVE_APP_GRPC_PORT"))
+    ports.append(
+        PortUse("The dashboard", "127.0.0.1", settings.dashboard_port, "--dashboard-port or SERVE_APP_DASHBOARD_PORT")
+    )
     if environ.get(HAPROXY_SWITCH) == "1":
         inner = [
             ("HAProxy's statistics", "0.0.0.0", "RAY_SERVE_HAPROXY_STATS_PORT", 8404),  # noqa: S104 - HAProxy's choice

@@ -27,6 +27,10 @@ DEPLOY_CALL_S = 120.0
 FAILED_FOR_S = 5.0
 """How long a model must be seen as failed before the start is given up: an index may lag behind a load."""
 
+LOAD_FAILURE_FIX = (
+    "Fix: correct the model or take its folder away; `serve-app up --no-wait-for-models` serves the others without it."
+)
+
 T = TypeVar("T")
 
 
@@ -148,7 +152,7 @@ class Launcher:
                     return readiness
                 failed_at = (failed_at or time.monotonic()) if readiness.state is ReadinessState.FAILED else None
                 if failed_at is not None and time.monotonic() - failed_at > FAILED_FOR_S:
-                    raise ServerStartFailed("Triton", readiness.detail)
+                    raise ServerStartFailed("Triton", f"{readiness.detail}. {LOAD_FAILURE_FIX}")
                 self._check_time(expires_at, step, "The models", readiness.detail)
                 await asyncio.sleep(POLL_S)
 

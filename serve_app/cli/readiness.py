@@ -77,7 +77,7 @@ def models_to_serve(index: list[Any]) -> tuple[tuple[str, ...], str]:
     ready = {entry["name"] for entry in entries if entry.get("state") == "READY"}
     loading = {entry["name"] for entry in entries if entry.get("state") in LOADING_STATES}
     failed = {
-        entry["name"]: " ".join(str(entry["reason"]).split())
+        entry["name"]: _cause(str(entry["reason"]))
         for entry in entries
         if entry.get("state") == "UNAVAILABLE"
         and entry.get("reason") not in (None, "", "unloaded")
@@ -85,6 +85,11 @@ def models_to_serve(index: list[Any]) -> tuple[tuple[str, ...], str]:
     }
     names = tuple(sorted(ready | loading | set(failed)))
     return names, next((f"model {name!r} failed to load: {reason[:300]}" for name, reason in failed.items()), "")
+
+
+def _cause(reason: str) -> str:
+    """Triton's reason in one line, without the Python traceback that follows the words " At:"."""
+    return " ".join(reason.split()).partition(" At: ")[0]
 
 
 def _reason(answer: Answer | None) -> str:

@@ -110,8 +110,15 @@ class ServeRest:
 
 
 def last_line(text: str) -> str:
-    """The last line of a message or traceback: what went wrong, in at most 300 characters."""
+    """The last line of a message or traceback: what went wrong, in at most 300 characters.
+
+    Pydantic ends with a link and says what was wrong in the lines above it, which are joined.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    heads = [number for number, line in enumerate(lines) if " validation error" in line]
+    if heads:
+        told = [line.partition(" [type=")[0] for line in lines[heads[-1] + 1 :] if "further information" not in line]
+        return ": ".join(told[:2])[:300] or lines[heads[-1]][:300]
     return lines[-1][:300] if lines else ""
 
 

@@ -61,7 +61,12 @@ def launcher_settings(environ: Mapping[str, str], **options: object) -> Launcher
         first = problem.errors()[0]
         name = str(first["loc"][0])
         field = "--" + name.replace("_", "-") if name in given else names.get(name, name)
-        raise InvalidRequest(field, repr(first["input"]), first["msg"]) from None
+        raise InvalidRequest(field, repr(first["input"]), plain_words(first["msg"])) from None
+
+
+def plain_words(message: str) -> str:
+    """A validation message that reads on after "expected ..."."""
+    return message.removeprefix("Input should be ")
 
 
 def run_command(command: Callable[[], ExitCode]) -> None:

@@ -18,17 +18,23 @@ from serve_app.cli.stopping import InstanceStopper, describe
 from serve_app.cli.up_plan import UpPlan
 from serve_app.errors import PreflightFailed
 
-HostOption = Annotated[str | None, typer.Option(help="Address HTTP listens on. [env: SERVE_APP_HOST]")]
-HttpPortOption = Annotated[int | None, typer.Option(help="HTTP port. [env: SERVE_APP_HTTP_PORT]")]
-GrpcPortOption = Annotated[int | None, typer.Option(help="gRPC port. [env: SERVE_APP_GRPC_PORT]")]
+HostOption = Annotated[
+    str | None, typer.Option(help="Address HTTP listens on, the file's if not given. (SERVE_APP_HOST)")
+]
+HttpPortOption = Annotated[int | None, typer.Option(help="HTTP port, the file's if not given. (SERVE_APP_HTTP_PORT)")]
+GrpcPortOption = Annotated[int | None, typer.Option(help="gRPC port, the file's if not given. (SERVE_APP_GRPC_PORT)")]
 DashboardPortOption = Annotated[
-    int | None, typer.Option(help="Port of Ray's dashboard and REST API. [env: SERVE_APP_DASHBOARD_PORT]")
+    int | None, typer.Option(help="Port of Ray's dashboard and REST API, 8265 if not given. (SERVE_APP_DASHBOARD_PORT)")
 ]
 TimeoutOption = Annotated[
-    float | None, typer.Option(help="Seconds until all must be ready. [env: SERVE_APP_START_TIMEOUT_S]")
+    float | None, typer.Option(help="Seconds until all must be ready, 300 if not given. (SERVE_APP_START_TIMEOUT_S)")
 ]
 ModelsOption = Annotated[
-    bool, typer.Option("--wait-for-models/--no-wait-for-models", help="Whether to ask each model if it is ready.")
+    bool,
+    typer.Option(
+        "--wait-for-models/--no-wait-for-models",
+        help="Start only with every model ready; without, with those that load.",
+    ),
 ]
 
 

@@ -69,7 +69,7 @@ def test_a_wrong_variable_is_named(folder: RunFolder, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SERVE_APP_HTTP_PORT", "80000")
     result = run("up")
     assert result.exit_code == ExitCode.NOT_READY
-    assert "SERVE_APP_HTTP_PORT: got '80000', expected Input should be less than or equal to 65535" in result.output
+    assert "SERVE_APP_HTTP_PORT: got '80000', expected less than or equal to 65535" in result.output
 
 
 def test_options_win_over_the_environment() -> None:

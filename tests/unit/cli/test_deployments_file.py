@@ -14,6 +14,7 @@ from serve_app.settings import LauncherSettings
 pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field` is deprecated")
 
 APPLICATION = "applications:\n- {name: a, import_path: 'm:build', route_prefix: /}\n"
+MODELS = "applications:\n- name: models\n  import_path: 'serve_app.deployments.apps:model_server'\n"
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -54,7 +55,16 @@ def test_settings_override_the_file_and_nothing_else_of_it(tmp_path: Path) -> No
         ("http_options: {port: x}\n" + APPLICATION, r"http_options\.port"),
         (
             "applications:\n- {name: f, import_path: 'serve_app.deployments.apps:triton_fleet', args: {num_gpu: 1}}\n",
-            r"applications\.f\.args\.num_gpu: Extra inputs",
+            r"applications\.f\.args\.num_gpu: unknown key",
+        ),
+        (MODELS + "  args: {endpoint: []}\n", r"applications\.models\.args\.endpoint: unknown key"),
+        (
+            MODELS + "  args: {resolve_interval_s: 0}\n",
+            r"applications\.models\.args\.resolve_interval_s: Input should be",
+        ),
+        (
+            MODELS + "  deployments: [{name: ModelServer, user_config: {default: {timeout: 3}}}]\n",
+            r"models\.deployments\.ModelServer\.user_config\.default\.timeout: unknown key",
         ),
     ],
 )

@@ -23,7 +23,7 @@ def test_unloaded_models_are_not_waited_for() -> None:
 
 def test_a_load_failure_is_told_with_its_reason() -> None:
     """The model and Triton's reason are named in one line."""
-    index = [entry("a"), entry("b", "UNAVAILABLE", "no file\nmodel.onnx")]
+    index = [entry("a"), entry("b", "UNAVAILABLE", "no file\nmodel.onnx\n\nAt:\n  /srv/x.py(3): load\n")]
     assert models_to_serve(index) == (("a", "b"), "model 'b' failed to load: no file model.onnx")
 
 

@@ -75,6 +75,16 @@ def test_statuses_carry_the_last_line_of_trouble() -> None:
     assert (d.phase, d.message) == (ApplicationPhase.FAILED, "OSError: no weights")
 
 
+def test_a_refused_setting_is_named() -> None:
+    """Pydantic's error ends with a link and Ray may cut it; told are the key and what is wrong with it."""
+    error = (
+        "Traceback:\npydantic_core._pydantic_core.ValidationError: 1 validation error for ModelServerConfig\n"
+        "models.digits.batching.rowz\n  Extra inputs are not permitted [type=extra_forbidden, input_value=16]\n"
+        "    For further information visit https://errors.pydantic.dev/2.14/v"
+    )
+    assert last_line(error) == "models.digits.batching.rowz: Extra inputs are not permitted"
+
+
 def test_deploy_sends_the_file_as_serve_deploy_does(dashboard: FakeDashboard) -> None:
     """One PUT with the whole configuration, on the public address."""
     ServeRest(dashboard.server_port).deploy({"applications": []}, timeout_s=5)
