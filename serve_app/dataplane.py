@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from serve_app.clock import Clock, Deadline
 from serve_app.errors import ModelNotFound, PoolClosed, ServeAppError, Unavailable
+from serve_app.fleet_control import ChangeLog, FleetCalls, FleetControl
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec
 from serve_app.protocol.model_spec import model_spec_from
 from serve_app.served_models import Runner, ServedModels
@@ -23,7 +24,7 @@ Message = Any
 """A protobuf message of Triton's `GRPCInferenceService`."""
 
 
-class TritonCalls(Protocol):
+class TritonCalls(FleetCalls, Protocol):
     """What the data plane asks of Triton, whichever server answers. `triton.Router` is one."""
 
     @property
@@ -91,6 +92,10 @@ class DataPlane:
         models: Names that are served; empty means all.
         clock: The clock deadlines are on.
         control_timeout_s: Budget of a metadata, config or readiness call.
+        change_log: Where loads and unloads by clients are kept for servers that join later.
+
+    Attributes:
+        control: What concerns all servers together: statistics, loads and unloads, trace and log settings.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class DataPlane:
         models: Collection[str] = (),
         clock: Clock,
         control_timeout_s: float = 5.0,
+        change_log: ChangeLog | None = None,
     ) -> None:
         self._triton = triton
         self._open_runner = open_runner
@@ -111,6 +117,13 @@ class DataPlane:
         self._control_timeout_s = control_timeout_s
         self._state = PlaneState.OPEN
         self._models = ServedModels(self._read_spec, self._open, clock=clock)
+        self.control = FleetControl(
+            triton,
+            check_name=self._check_name,
+            on_change=self._models.refresh,
+            log=change_log,
+            timeout_s=control_timeout_s,
+        )
         self._statistics = PlaneStatistics()
 
     async def __aenter__(self) -> DataPlane:
@@ -191,6 +204,10 @@ class DataPlane:
         index = await self._triton.repository_index(is_ready=is_ready_only, timeout_s=self._control_timeout_s)
         return [entry for entry in index if not self._names or entry.name in self._names]
 
+    async def refresh(self, name: str) -> None:
+        """Look at once at a model that was loaded or unloaded by somebody else."""
+        await self._models.refresh(name)
+
     # --- server -------------------------------------------------------------------------------------------
 
     def is_live(self) -> bool:
@@ -230,6 +247,7 @@ class DataPlane:
         """Refuse new requests, let runners finish what they hold (each within its own bound), and close them."""
         if self._state is PlaneState.OPEN:
             self._state = PlaneState.CLOSED
+            await self.control.aclose()
             await self._models.aclose()
 
     def statistics(self) -> PlaneStatistics:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from serve_app.clock import Clock, Deadline
-from serve_app.errors import ModelNotFound, PoolClosed, ServeAppError
+from serve_app.errors import ModelNotFound, ModelNotReady, PoolClosed, ServeAppError
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec
 from serve_app.settings import ModelSettings
 
@@ -112,6 +112,11 @@ class ServedModels:
             task.add_done_callback(self._comparing.discard)
         return served
 
+    async def refresh(self, name: str) -> None:
+        """Compare every version in service of a model that was just loaded or unloaded; drop it if it is not loaded."""
+        found = [(key, served) for key, served in self._served.items() if key[0] == name]
+        await asyncio.gather(*(self._compare(key, served, is_loaded=False) for key, served in found))
+
     def __iter__(self) -> Iterator[tuple[Key, Served]]:
         """All models in service."""
         return iter(list(self._served.items()))
@@ -156,11 +161,21 @@ class ServedModels:
         served = self._served[key] = Served(spec, self._open_runner(spec), self._clock.now())
         return served
 
-    async def _compare(self, key: Key, served: Served) -> None:
-        """Replace a model's runner if the model has changed in Triton, or drop it if it has gone."""
+    async def _compare(self, key: Key, served: Served, *, is_loaded: bool = True) -> None:
+        """Replace a model's runner if the model has changed in Triton, or drop it if it has gone.
+
+        Args:
+            key: The model.
+            served: What is in service.
+            is_loaded: Whether one that is not ready is about to be so again, as it is when its server restarts.
+        """
         try:
             spec: ModelSpec | None = await self._read_spec(*key)
         except ModelNotFound:
+            spec = None
+        except ModelNotReady:
+            if is_loaded:
+                return
             spec = None
         except ServeAppError:
             return  # nobody to ask now: the old spec is the best there is

@@ -12,17 +12,41 @@ from starlette.routing import Route
 
 from serve_app import __version__
 from serve_app.dataplane import DataPlane
-from serve_app.errors import InvalidRequest, ModelNotFound, ModelNotReady, ServeAppError
+from serve_app.errors import InvalidRequest, ModelNotFound, ModelNotReady, ServeAppError, Unsupported
 from serve_app.ingress.body import read_body
 from serve_app.ingress.http_errors import error_response, json_response
+from serve_app.protocol.control_codec import (
+    decode_load,
+    decode_log_settings,
+    decode_trace_setting,
+    decode_unload,
+    log_settings_json,
+    trace_setting_json,
+)
 from serve_app.protocol.model_spec import model_config_json, model_metadata_json
+from serve_app.protocol.statistics import model_statistics_json
 from serve_app.settings import LimitSettings
 
 logger = logging.getLogger(__name__)
 
 SERVER_NAME = "serve_app"
-# Extensions in the words of Triton's own server metadata.
-EXTENSIONS = ["model_repository", "model_configuration", "binary_tensor_data"]
+# Extensions in the words of Triton's own server metadata; it has those for shared memory beside these.
+EXTENSIONS = [
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+]
+
+# Why the calls of Triton's shared memory extensions are refused.
+NO_SHARED_MEMORY = "memory of a client is not mapped by this server; send tensors in the request"
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -33,7 +57,7 @@ def server_metadata() -> dict[str, object]:
 
 
 class ControlRoutes:
-    """Health, metadata, config and repository routes.
+    """Health, metadata, statistics, repository and settings routes.
 
     Args:
         plane: Borrowed.
@@ -76,11 +100,48 @@ class ControlRoutes:
             raise ModelNotReady(f"model {name!r}", "no server has it ready")
         return json_response({"name": name, "ready": True})
 
+    async def statistics(self, request: Request) -> Response:
+        """`GET /v2/models[/{name}[/versions/{version}]]/stats`: what all servers have counted, added up."""
+        name, version = model_of(request.path_params) if "name" in request.path_params else ("", "")
+        return json_response(model_statistics_json(await self._plane.control.model_statistics(name, version)))
+
     async def index(self, request: Request) -> Response:
         """`POST /v2/repository/index`: models with their states."""
         entries = await self._plane.repository_index(is_ready_only=await self._wants_ready_only(request))
         keys = ("name", "version", "state", "reason")
         return json_response([{key: getattr(entry, key) for key in keys if getattr(entry, key)} for entry in entries])
+
+    async def load(self, request: Request) -> Response:
+        """`POST /v2/repository[/{repository}]/models/{name}/load`, on every server; an empty answer."""
+        body = await read_body(request.headers, request.receive, max_bytes=self._limits.max_request_bytes)
+        await self._plane.control.load_model(decode_load(body, **_repository_model_of(request)))
+        return Response()
+
+    async def unload(self, request: Request) -> Response:
+        """`POST /v2/repository[/{repository}]/models/{name}/unload`, on every server; an empty answer."""
+        body = await read_body(request.headers, request.receive, max_bytes=self._limits.max_json_bytes)
+        await self._plane.control.unload_model(decode_unload(body, **_repository_model_of(request)))
+        return Response()
+
+    async def trace_setting(self, request: Request) -> Response:
+        """`GET` and `POST /v2[/models/{name}]/trace/setting`: read from any server, changed on every one."""
+        body = await self._settings_body(request)
+        message = decode_trace_setting(body, request.path_params.get("name", ""))
+        return json_response(trace_setting_json(await self._plane.control.trace_setting(message)))
+
+    async def log_settings(self, request: Request) -> Response:
+        """`GET` and `POST /v2/logging`: read from any server, changed on every one."""
+        message = decode_log_settings(await self._settings_body(request))
+        return json_response(log_settings_json(await self._plane.control.log_settings(message)))
+
+    async def shared_memory(self, request: Request) -> Response:
+        """Every path below `/v2/systemsharedmemory` and `/v2/cudasharedmemory`: refused."""
+        raise Unsupported("shared memory", NO_SHARED_MEMORY)
+
+    async def _settings_body(self, request: Request) -> bytes:
+        if request.method != "POST":
+            return b""
+        return await read_body(request.headers, request.receive, max_bytes=self._limits.max_json_bytes)
 
     async def _wants_ready_only(self, request: Request) -> bool:
         body = await read_body(request.headers, request.receive, max_bytes=self._limits.max_json_bytes)
@@ -112,6 +173,13 @@ def model_of(path_params: dict[str, str]) -> tuple[str, str]:
     return name, version
 
 
+def _repository_model_of(request: Request) -> dict[str, str]:
+    names = {"model_name": request.path_params["name"]}
+    if "repository" in request.path_params:  # Triton takes the name and says that it cannot use it
+        names["repository_name"] = request.path_params["repository"]
+    return names
+
+
 def answering_errors(handler: Handler) -> Handler:
     """A handler whose errors become V2 error answers."""
 
@@ -134,12 +202,33 @@ def control_routes(plane: DataPlane, limits: LimitSettings) -> list[Route]:
         ("GET", "/v2", control.server),
         ("GET", "/v2/health/live", control.live),
         ("GET", "/v2/health/ready", control.ready),
+        ("GET", "/v2/models/stats", control.statistics),  # before the model of that name, as in Triton
         ("POST", "/v2/repository/index", control.index),
+        ("GET", "/v2/logging", control.log_settings),
+        ("POST", "/v2/logging", control.log_settings),
     ]
+    for repository in ("/v2/repository", "/v2/repository/{repository}"):
+        table += [
+            ("POST", f"{repository}/models/{{name}}/load", control.load),
+            ("POST", f"{repository}/models/{{name}}/unload", control.unload),
+        ]
+    for owner in ("/v2", "/v2/models/{name}"):
+        table += [
+            ("GET", f"{owner}/trace/setting", control.trace_setting),
+            ("POST", f"{owner}/trace/setting", control.trace_setting),
+        ]
+    for kind in ("/v2/systemsharedmemory", "/v2/cudasharedmemory"):
+        for region in (kind, f"{kind}/region/{{region}}"):
+            table.append(("GET", f"{region}/status", control.shared_memory))
+            table += [("POST", f"{region}/{verb}", control.shared_memory) for verb in ("register", "unregister")]
     for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
         table += [
             ("GET", f"{model}/ready", control.model_ready),
             ("GET", f"{model}/config", control.config),
+            ("GET", f"{model}/stats", control.statistics),
             ("GET", model, control.model),
         ]
-    return [Route(path, answering_errors(handler), methods=[method]) for method, path, handler in table]
+    routes: dict[tuple[str, Handler], list[str]] = {}
+    for method, path, handler in table:
+        routes.setdefault((path, handler), []).append(method)
+    return [Route(path, answering_errors(handler), methods=methods) for (path, handler), methods in routes.items()]

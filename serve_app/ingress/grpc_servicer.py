@@ -18,7 +18,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from serve_app.dataplane import DataPlane
 from serve_app.errors import ServeAppError, Unsupported
-from serve_app.ingress.control_routes import server_metadata
+from serve_app.ingress.control_routes import NO_SHARED_MEMORY, server_metadata
 from serve_app.ingress.grpc_errors import grpc_status_of
 from serve_app.ingress.http_errors import error_text
 from serve_app.protocol.grpc_codec import decode_infer_request, encode_infer_response
@@ -121,16 +121,35 @@ class GrpcServicer:
         return encode_infer_response(answer)
 
     ModelStreamInfer = _refusing("ModelStreamInfer", "this server answers unary ModelInfer only")
-    ModelStatistics = _refusing("ModelStatistics", "statistics are kept by each Triton server")
-    RepositoryModelLoad = _refusing("RepositoryModelLoad", "models are loaded by the fleet's settings")
-    RepositoryModelUnload = _refusing("RepositoryModelUnload", "models are unloaded by the fleet's settings")
-    TraceSetting = _refusing("TraceSetting", "trace settings belong to each Triton server")
-    LogSettings = _refusing("LogSettings", "log settings belong to each Triton server")
 
-    _SHARED_MEMORY = "shared memory of a client is not mapped by this server; send tensors in the message"
-    SystemSharedMemoryStatus = _refusing("SystemSharedMemoryStatus", _SHARED_MEMORY)
-    SystemSharedMemoryRegister = _refusing("SystemSharedMemoryRegister", _SHARED_MEMORY)
-    SystemSharedMemoryUnregister = _refusing("SystemSharedMemoryUnregister", _SHARED_MEMORY)
-    CudaSharedMemoryStatus = _refusing("CudaSharedMemoryStatus", _SHARED_MEMORY)
-    CudaSharedMemoryRegister = _refusing("CudaSharedMemoryRegister", _SHARED_MEMORY)
-    CudaSharedMemoryUnregister = _refusing("CudaSharedMemoryUnregister", _SHARED_MEMORY)
+    @answering_errors
+    async def ModelStatistics(self, request: Message, grpc_context: Any) -> Message:
+        """What all servers have counted, added up."""
+        return await self._plane.control.model_statistics(request.name, request.version)
+
+    @answering_errors
+    async def RepositoryModelLoad(self, request: Message, grpc_context: Any) -> Message:
+        """Load a model on every server."""
+        return await self._plane.control.load_model(request)
+
+    @answering_errors
+    async def RepositoryModelUnload(self, request: Message, grpc_context: Any) -> Message:
+        """Unload a model on every server."""
+        return await self._plane.control.unload_model(request)
+
+    @answering_errors
+    async def TraceSetting(self, request: Message, grpc_context: Any) -> Message:
+        """Trace settings: read from any server, changed on every one."""
+        return await self._plane.control.trace_setting(request)
+
+    @answering_errors
+    async def LogSettings(self, request: Message, grpc_context: Any) -> Message:
+        """Log settings: read from any server, changed on every one."""
+        return await self._plane.control.log_settings(request)
+
+    SystemSharedMemoryStatus = _refusing("SystemSharedMemoryStatus", NO_SHARED_MEMORY)
+    SystemSharedMemoryRegister = _refusing("SystemSharedMemoryRegister", NO_SHARED_MEMORY)
+    SystemSharedMemoryUnregister = _refusing("SystemSharedMemoryUnregister", NO_SHARED_MEMORY)
+    CudaSharedMemoryStatus = _refusing("CudaSharedMemoryStatus", NO_SHARED_MEMORY)
+    CudaSharedMemoryRegister = _refusing("CudaSharedMemoryRegister", NO_SHARED_MEMORY)
+    CudaSharedMemoryUnregister = _refusing("CudaSharedMemoryUnregister", NO_SHARED_MEMORY)

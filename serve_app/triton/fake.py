@@ -21,10 +21,11 @@ import grpc
 from tritonclient.grpc import service_pb2_grpc
 
 from serve_app.endpoint import Endpoint
+from serve_app.triton.fake_control import FakeControlState
 from serve_app.triton.fake_model import Failure, FakeModel, Lie, unknown_model
 from serve_app.triton.fake_servicer import FakeServicer
 
-__all__ = ["Failure", "FakeModel", "FakeTriton", "Lie", "RecordedCall"]
+__all__ = ["Failure", "FakeControlState", "FakeModel", "FakeTriton", "Lie", "RecordedCall"]
 
 MAX_RECORDED = 100_000
 """Calls kept in `FakeTriton.calls`; older ones are forgotten."""
@@ -91,6 +92,7 @@ class FakeTriton:
         num_active: ModelInfer calls running now.
         max_active: Most ModelInfer calls that ever ran at once.
         rpc_counts: Calls of each RPC by its name.
+        control: What loads, unloads and settings have changed.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class FakeTriton:
         self.num_active = 0
         self.max_active = 0
         self.rpc_counts: Counter[str] = Counter()
+        self.control = FakeControlState()
         self._options: list[tuple[str, int]] = [
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", -1),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
+from serve_app.triton.fake_control import FakeControlServicer
 from serve_app.triton.fake_model import Failure, FakeModel, unknown_model
 
 if TYPE_CHECKING:
     from serve_app.triton.fake import FakeTriton
 
 
-class FakeServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated, untyped
+class FakeServicer(FakeControlServicer):
     """The RPCs; method names and signatures are the generated ones."""
 
     def __init__(self, fake: FakeTriton) -> None:

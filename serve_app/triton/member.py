@@ -184,6 +184,10 @@ class Member:
             self._latencies.clear()
         self._latencies[model_name] = ModelLatency(now - started_at, now)
 
+    def unblock(self, model_name: str) -> None:
+        """The model was served here, in a call whose duration says nothing."""
+        self._blocks.pop(model_name, None)
+
     def block(self, model_name: str, *, now: float) -> None:
         """The model could not be served here: ask elsewhere for a while, then try with one call."""
         block = self._blocks.get(model_name)

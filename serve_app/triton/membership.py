@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from serve_app.clock import Clock
 from serve_app.endpoint import Endpoint
@@ -14,6 +15,12 @@ from serve_app.triton.member import Member, MemberState
 from serve_app.triton.pool import ChannelPool
 
 logger = logging.getLogger(__name__)
+
+Call = Callable[[str, Any, float], Awaitable[Any]]
+"""Carries one unary control call to one server: RPC name, message, budget in seconds; raises `ServeAppError`."""
+
+Prepare = Callable[[Endpoint, Call], Awaitable[None]]
+"""Makes a server ready to be asked."""
 
 PROBE_TIMEOUT_S = 1.0
 """How long one probe of an ejected server tries to connect and waits for an answer."""
@@ -41,6 +48,7 @@ class Membership:
         local_node_id: Ray node this process runs on.
         local_zone: Zone of that node; taken from a server on the same node when empty.
         on_change: Called when the servers that may be asked have changed; what it raises is logged.
+        prepare: Awaited with a server that is connected, before it may be asked; what it raises is logged.
     """
 
     def __init__(
@@ -51,10 +59,12 @@ class Membership:
         local_node_id: str,
         local_zone: str,
         on_change: Callable[[], None] | None,
+        prepare: Prepare | None = None,
     ) -> None:
         self._settings, self._clock = settings, clock
         self._local_node_id, self._local_zone = local_node_id, local_zone
         self._on_change = on_change
+        self._prepare = prepare
         self._members: dict[tuple[str, str], Member] = {}
         self._draining: dict[asyncio.Task[None], Member] = {}
         self._probes: dict[Member, asyncio.Task[None]] = {}
@@ -78,6 +88,11 @@ class Membership:
     def members(self) -> list[Member]:
         """Every server, removed ones that still drain included."""
         return [*self._members.values(), *self._draining.values()]
+
+    @property
+    def current(self) -> list[Member]:
+        """Every server that has not been removed."""
+        return list(self._members.values())
 
     def describe_outage(self) -> str:
         """Why nobody can be asked now, in one sentence."""
@@ -177,6 +192,7 @@ class Membership:
             timeout_s = self._settings.connect_timeout_s if is_new else PROBE_TIMEOUT_S
             try:
                 await member.pool.warm_up(timeout_s=timeout_s, wait_for_ready=not is_new)
+                await self._make_ready(member)
             except ServeAppError as error:
                 self._set_ejected(member, error)
             except Exception as error:
@@ -192,6 +208,24 @@ class Membership:
             logger.info("Triton at %s is asked again", member.endpoint.address)
         member.admit(now=self._clock.now())
         self._refresh()
+
+    async def _make_ready(self, member: Member) -> None:
+        """Have a connected server prepared.
+
+        Raises:
+            EndpointUnavailable: It was lost meanwhile.
+        """
+
+        async def call(rpc_name: str, message: Any, timeout_s: float) -> Any:
+            return await member.pool.call(rpc_name, lambda left_s: message, timeout_s=timeout_s)
+
+        if self._prepare is not None:
+            try:
+                await self._prepare(member.endpoint, call)
+            except EndpointUnavailable:
+                raise
+            except Exception:
+                logger.exception("Triton at %s is asked although it could not be prepared", member.endpoint.address)
 
     # --- closing ------------------------------------------------------------------------------------------
 

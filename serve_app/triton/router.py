@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -17,12 +17,14 @@ from serve_app.endpoint import Endpoint
 from serve_app.errors import PoolClosed, ServeAppError
 from serve_app.protocol.grpc_codec import decode_infer_response, encode_infer_request
 from serve_app.protocol.messages import InferRequest, InferResponse
+from serve_app.protocol.server_answers import ServerAnswer
 from serve_app.settings import ChannelSettings
+from serve_app.triton.broadcast import ask_each
 from serve_app.triton.choice import NEAR_CALLS
 from serve_app.triton.closing import finish
 from serve_app.triton.delivery import Call, Delivery
 from serve_app.triton.member import EndpointStatistics, Member
-from serve_app.triton.membership import Membership
+from serve_app.triton.membership import Membership, Prepare
 from serve_app.triton.pool import CLOSE_GRACE_S
 from serve_app.triton.retry import RetryBudget
 
@@ -77,6 +79,8 @@ class Router:
         near_calls: Calls in flight at which a near server counts as full.
         rng: Draws among equals.
         on_change: Called, in the loop, when the servers that may be asked have changed.
+        prepare: Awaited with a server that is connected, before it is asked for anything, for the first time and each
+            time it has been away.
     """
 
     def __init__(
@@ -89,10 +93,16 @@ class Router:
         near_calls: int = NEAR_CALLS,
         rng: random.Random | None = None,
         on_change: Callable[[], None] | None = None,
+        prepare: Prepare | None = None,
     ) -> None:
         self._clock = clock or MonotonicClock()
         self._membership = Membership(
-            settings, clock=self._clock, local_node_id=local_node_id, local_zone=local_zone, on_change=on_change
+            settings,
+            clock=self._clock,
+            local_node_id=local_node_id,
+            local_zone=local_zone,
+            on_change=on_change,
+            prepare=prepare,
         )
         self._delivery = Delivery(
             self._membership,
@@ -188,6 +198,37 @@ class Router:
             ServeAppError: As for `infer`.
         """
         return await self._run(Call(rpc_name, lambda left_s: message, model_name), timeout_s)
+
+    async def call_each(
+        self, rpc_name: str, message: Any, *, timeout_s: float, model_name: str = "", without: Collection[str] = ()
+    ) -> list[ServerAnswer]:
+        """Carry one unary control call to every server, ejected ones included; never raises for one of them.
+
+        A model that was loaded is asked for everywhere at once, wherever it was missing before.
+
+        Args:
+            rpc_name: For example `RepositoryModelLoad`.
+            message: The request message.
+            timeout_s: Budget of each call in seconds.
+            model_name: The model it is about, for error texts.
+            without: Ids of servers that are left out.
+
+        Raises:
+            PoolClosed: The router is closed.
+        """
+        if self._is_closed:
+            raise PoolClosed(repr(self))
+        members = [m for m in self._membership.current if m.endpoint.server_id not in without]
+        call = Call(rpc_name, lambda left_s: message, model_name)
+        answers = await ask_each(self._delivery, members, call, clock=self._clock, timeout_s=timeout_s)
+        if rpc_name == "RepositoryModelLoad":
+            self.unblock(model_name)
+        return answers
+
+    def unblock(self, model_name: str) -> None:
+        """Ask every server for a model again, those too that could not serve it when last asked."""
+        for member in self._membership.current:
+            member.unblock(model_name)
 
     async def _run(self, call: Call, timeout_s: float) -> Any:
         if self._is_closed:

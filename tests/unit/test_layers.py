@@ -19,7 +19,7 @@ LAYERS = [
     {"protocol"},
     {"metrics"},
     {"triton", "batching", "fleet", "autoscaling", "samples"},
-    {"runner", "served_models"},
+    {"runner", "served_models", "fleet_control"},
     {"dataplane"},
     {"ingress"},
     {"deployments", "client"},

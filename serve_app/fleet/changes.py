@@ -1,0 +1,94 @@
+"""What clients have loaded and unloaded at run time, for servers that start later. Pure, as `leases`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from serve_app.errors import RequestTooLarge
+
+MAX_CHANGES = 1024
+"""Models whose last change is kept."""
+
+MAX_BYTES = 256 * 1024 * 1024
+"""Bytes of all changes together; uploaded model files are part of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The last load or unload of one model.
+
+    Attributes:
+        number: Grows with every change of any model.
+        model_name: The model.
+        rpc_name: `RepositoryModelLoad` or `RepositoryModelUnload`.
+        message: Its request message, serialized.
+    """
+
+    number: int
+    model_name: str
+    rpc_name: str
+    message: bytes
+
+
+class ChangeTable:
+    """The last change of each model, oldest first.
+
+    Args:
+        max_changes: Models in it.
+        max_bytes: Bytes of all messages.
+    """
+
+    def __init__(self, *, max_changes: int = MAX_CHANGES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_changes = max_changes
+        self._max_bytes = max_bytes
+        self._changes: dict[str, Change] = {}
+        self.number = 0
+
+    def __repr__(self) -> str:
+        return f"<ChangeTable number {self.number}: {len(self._changes)} models, {self.size_bytes} bytes>"
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all messages."""
+        return sum(len(change.message) for change in self._changes.values())
+
+    def check(self, model_name: str, size_bytes: int) -> None:
+        """Whether one more change fits.
+
+        Raises:
+            RequestTooLarge: Too many models, or too many bytes.
+        """
+        others = [change for change in self._changes.values() if change.model_name != model_name]
+        if len(others) >= self._max_changes:
+            raise RequestTooLarge("models changed at run time", len(others) + 1, self._max_changes, "models")
+        size = size_bytes + sum(len(change.message) for change in others)
+        if size > self._max_bytes:
+            raise RequestTooLarge("changes of models at run time", size, self._max_bytes)
+
+    def record(self, rpc_name: str, model_name: str, message: bytes) -> Change:
+        """Enter a change in place of the model's last one.
+
+        Raises:
+            RequestTooLarge: See `check`.
+        """
+        self.check(model_name, len(message))
+        change = Change(self.number + 1, model_name, rpc_name, message)
+        self.take([change])
+        return change
+
+    def after(self, number: int) -> tuple[Change, ...]:
+        """The changes with a higher number, oldest first."""
+        return tuple(change for change in self._changes.values() if change.number > number)
+
+    def take(self, changes: Iterable[Change]) -> None:
+        """Enter changes that another table has numbered; those not newer than this table are passed over."""
+        for change in sorted(changes, key=lambda change: change.number):
+            if change.number > self.number:
+                self._changes.pop(change.model_name, None)
+                self._changes[change.model_name] = change
+                self.number = change.number
+
+    def statistics(self) -> dict[str, int]:
+        """Counts of now."""
+        return {"number": self.number, "models": len(self._changes), "size_bytes": self.size_bytes}
