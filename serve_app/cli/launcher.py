@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from serve_app.cli.exit_codes import ExitCode
@@ -171,6 +174,7 @@ class Launcher:
             deployments=file.path,
             driver_env=plan.folder.driver_env,
             logs=plan.folder.logs,
+            commands="" if shutil.which("serve-app") else f"{Path(sys.executable).parent}/",
         )
 
     def _alive_head(self) -> RayHead:

@@ -43,17 +43,21 @@ def summary(
     deployments: Path,
     driver_env: Path,
     logs: Path,
+    commands: str = "",
 ) -> str:
-    """The text that `serve-app up` prints when all is ready."""
+    """The text that `serve-app up` prints when all is ready.
+
+    `commands` is what has to stand before `serve` and `serve-app`: nothing, or their folder if not on the path.
+    """
     rows = [
         ("Models", ", ".join(models) or "not asked for"),
         ("HTTP", url),
         ("gRPC", grpc or "off (no grpc_servicer_functions in the file)"),
         ("Dashboard", dashboard),
         ("Logs", str(logs)),
-        ("Change", f"edit {deployments.name}, then: serve deploy -a {dashboard} {deployments}"),
-        ("Python", f". {driver_env}, then ray.init() finds this Ray"),
-        ("Stop", "Ctrl-C here, or `serve-app down` elsewhere"),
+        ("Change", f"edit {deployments.name}, then: {commands}serve deploy -a {dashboard} {deployments}"),
+        ("Python", f". {driver_env}, then {commands}python: ray.init() finds this Ray"),
+        ("Stop", f"Ctrl-C here, or `{commands}serve-app down` elsewhere"),
     ]
     width = max(len(name) for name, _ in rows)
     lines = [f"  {name:<{width}}  {value}" for name, value in rows]

@@ -38,12 +38,14 @@ def test_the_summary_names_all_addresses() -> None:
         deployments=Path("/srv/deployments.yaml"),
         driver_env=Path("/tmp/x/driver.env"),
         logs=Path("/tmp/x/logs"),
+        commands="/srv/.venv/bin/",
     )
     for expected in (
         "127.0.0.1:9000",
         "http://127.0.0.1:8265",
         "/tmp/x/logs",
-        "serve deploy -a",
+        "/srv/.venv/bin/serve deploy -a",
+        "/srv/.venv/bin/serve-app down",
         ". /tmp/x/driver.env",
     ):
         assert expected in text
