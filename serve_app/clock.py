@@ -6,6 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+MAX_TIMEOUT_S = 7 * 24 * 3600.0
+"""Longest budget: more means that there is no limit, for which neither gRPC nor Triton's microseconds have a number."""
+
 
 class Clock(Protocol):
     """Anything that tells monotonic seconds."""
@@ -52,7 +55,8 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout_s: float, *, now: float) -> Deadline:
-        """The deadline `timeout_s` seconds after `now`."""
+        """The deadline `timeout_s` seconds after `now`, at most `MAX_TIMEOUT_S`."""
+        timeout_s = min(timeout_s, MAX_TIMEOUT_S)
         return cls(now + timeout_s, timeout_s)
 
     def remaining_s(self, *, now: float) -> float:

@@ -7,13 +7,14 @@ router to Triton, the runners) is reached through protocols, so that this file n
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
 from serve_app.clock import Clock, Deadline
-from serve_app.errors import ModelNotFound, PoolClosed, ServeAppError, Unavailable
+from serve_app.errors import InvalidRequest, ModelNotFound, PoolClosed, ServeAppError, Unavailable
 from serve_app.fleet_control import ChangeLog, FleetCalls, FleetControl
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec
 from serve_app.protocol.model_spec import model_spec_from
@@ -149,8 +150,7 @@ class DataPlane:
         statistics = self._statistics
         statistics.num_running += 1
         try:
-            deadline = None if timeout_s is None else Deadline.after(timeout_s, now=self._clock.now())
-            response = await self._infer(request, deadline)
+            response = await self._infer(request, self._deadline(timeout_s))
             statistics.num_done += 1
             return response
         except asyncio.CancelledError:
@@ -164,14 +164,14 @@ class DataPlane:
 
     async def _infer(self, request: InferRequest, deadline: Deadline | None) -> InferResponse:
         key = (request.model_name, request.model_version)
-        served = await self._models.get(key)
+        served = await self._models.get(key, deadline)
         try:
             return await served.runner.infer(request, deadline)
         except PoolClosed:
             # The model changed in Triton between the look-up and the call; its new runner takes the request.
             if self._state is PlaneState.CLOSED:
                 raise
-            served = await self._models.get(key)
+            served = await self._models.get(key, deadline)
             return await served.runner.infer(request, deadline)
 
     # --- models -------------------------------------------------------------------------------------------
@@ -186,15 +186,14 @@ class DataPlane:
         self._check_name(name, version)
         return await self._triton.model_config(name, version, timeout_s=self._control_timeout_s)
 
-    async def model_spec(self, name: str, version: str = "") -> ModelSpec:
-        """What is known of a model; puts it into service if it is not yet."""
-        return (await self._models.get((name, version))).spec
+    async def model_spec(self, name: str, version: str = "", *, timeout_s: float | None = None) -> ModelSpec:
+        """What is known of a model; puts it into service if it is not yet, within `timeout_s` seconds."""
+        return (await self._models.get((name, version), self._deadline(timeout_s))).spec
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
         """Whether at least one server has the model loaded; false for unknown models."""
-        if self._names and name not in self._names:
-            return False
         try:
+            self._check_name(name, version)
             return await self._triton.is_model_ready(name, version, timeout_s=self._control_timeout_s)
         except (Unavailable, ModelNotFound):
             return False
@@ -261,8 +260,18 @@ class DataPlane:
 
     # --- inside -------------------------------------------------------------------------------------------
 
+    def _deadline(self, timeout_s: float | None) -> Deadline | None:
+        if timeout_s is None:
+            return None
+        if math.isnan(timeout_s):  # neither before nor after any other, it would confuse everyone's timers
+            raise InvalidRequest("timeout_s", "nan", "a number of seconds")
+        return Deadline.after(timeout_s, now=self._clock.now())
+
     def _check_name(self, name: str, version: str) -> None:
-        if self._names and name not in self._names:
+        # Triton takes whatever begins with a number for a version (`01`, `+1`, `1x`), so that one version would have
+        # names without end, and each of them a runner of its own here.
+        is_canonical = version.isascii() and version.isdigit() and version[0] != "0"
+        if (self._names and name not in self._names) or (version and not is_canonical):
             raise ModelNotFound(name, version)
 
     async def _read_spec(self, name: str, version: str) -> ModelSpec:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from serve_app.clock import Clock, Deadline
-from serve_app.errors import ModelNotFound, ModelNotReady, PoolClosed, ServeAppError
+from serve_app.errors import DeadlineExceeded, ModelNotFound, ModelNotReady, PoolClosed, ServeAppError
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec
 from serve_app.settings import ModelSettings
 
@@ -66,9 +66,9 @@ class ModelsState(Enum):
 class ServedModels:
     """The table of models in service.
 
-    Two pieces of mutable state: `_served`, and `_opening` (one task for each model being opened, shared by all who
-    wait for it). Comparing a spec with Triton's happens in the background, at most once in `refresh_s` for a model
-    and only while it is asked for.
+    The mutable state is `_served`, `_opening` (one task for each model being opened, shared by all who wait for it)
+    and `_retiring` (one task for each runner that was replaced and finishes what it accepted). Comparing a spec
+    with Triton's happens in the background, at most once in `refresh_s` for a model and only while it is asked for.
 
     Args:
         read_spec: Asks Triton for a model's spec; raises `ModelNotFound` for one that it does not have.
@@ -93,18 +93,24 @@ class ServedModels:
         self._served: dict[Key, Served] = {}
         self._opening: dict[Key, asyncio.Task[Served]] = {}
         self._comparing: set[asyncio.Task[None]] = set()
+        self._retiring: set[asyncio.Task[None]] = set()
 
-    async def get(self, key: Key) -> Served:
+    async def get(self, key: Key, deadline: Deadline | None = None) -> Served:
         """The model in service, opened if need be.
 
+        Args:
+            key: Which model.
+            deadline: Until when to wait for it to be opened; the opening itself goes on for the others.
+
         Raises:
+            DeadlineExceeded: It was not open in time.
             ModelNotFound: Triton does not have it.
             Unavailable: Triton cannot be asked.
             PoolClosed: The table is closed.
         """
         served = self._served.get(key)
         if served is None:
-            return await self._wait_for(key)
+            return await self._wait_for(key, deadline)
         if self._clock.now() - served.checked_at > self._refresh_s:
             served.checked_at = self._clock.now()  # one look at a time, however many requests come meanwhile
             task = asyncio.ensure_future(self._compare(key, served))
@@ -129,13 +135,14 @@ class ServedModels:
             task.cancel()
         runners = [served.runner for served in self._served.values()]
         self._served.clear()
-        await asyncio.shield(asyncio.gather(*tasks, *(runner.aclose() for runner in runners), return_exceptions=True))
+        closing = [*tasks, *self._retiring, *(runner.aclose() for runner in runners)]
+        await asyncio.shield(asyncio.gather(*closing, return_exceptions=True))
 
     def __repr__(self) -> str:
         runners = "".join(f" | {served.runner!r}" for served in self._served.values())
         return f"Models: {len(self._served)} in service, {len(self._opening)} opening{runners}"
 
-    async def _wait_for(self, key: Key) -> Served:
+    async def _wait_for(self, key: Key, deadline: Deadline | None) -> Served:
         if self._state is ModelsState.CLOSED:
             raise PoolClosed("this replica")
         task = self._opening.get(key)
@@ -143,12 +150,13 @@ class ServedModels:
             task = asyncio.ensure_future(self._open(key))
             self._opening[key] = task
             task.add_done_callback(lambda done: self._opened(key, done))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():  # by `aclose`, not by the caller's own caller
-                raise PoolClosed("this replica") from None
-            raise
+        remaining_s = None if deadline is None else max(deadline.remaining_s(now=self._clock.now()), 0.0)
+        await asyncio.wait([task], timeout=remaining_s)
+        if deadline is not None and not task.done():
+            raise DeadlineExceeded(f"asking Triton for model {key[0]!r}", deadline.timeout_s)
+        if task.cancelled():  # by `aclose`
+            raise PoolClosed("this replica")
+        return task.result()
 
     def _opened(self, key: Key, task: asyncio.Task[Served]) -> None:
         if self._opening.get(key) is task:
@@ -185,4 +193,7 @@ class ServedModels:
             del self._served[key]
         else:
             self._served[key] = Served(spec, self._open_runner(spec), self._clock.now())
-        await served.runner.aclose()
+        # In a task of its own: closing the table ends the comparing, but waits for what this runner has accepted.
+        retiring = asyncio.ensure_future(served.runner.aclose())
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)

@@ -66,7 +66,7 @@ class InferEndpoint:
         timeout_s = timeout_of(headers)
         header_length = parse_header_length(headers.get(HEADER_LENGTH))
         body = await read_body(headers, receive, max_bytes=self._limits.max_request_bytes)
-        spec = await self._plane.model_spec(name, version)
+        spec = await self._plane.model_spec(name, version, timeout_s=timeout_s)
         decoded = decode_infer_request(
             body,
             model_name=name,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from serve_app.clock import Deadline, ManualClock
-from serve_app.errors import ModelNotFound, NoEndpoint, PoolClosed
+from serve_app.errors import DeadlineExceeded, ModelNotFound, NoEndpoint, PoolClosed
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec
 from serve_app.served_models import ServedModels
 from serve_app.settings import ModelSettings
@@ -23,6 +23,8 @@ class CountingRunner:
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.is_closed = False
+        self.has_drained = asyncio.Event()
+        self.has_drained.set()
 
     async def infer(self, request: InferRequest, deadline: Deadline | None = None) -> InferResponse:
         return InferResponse(request.model_name, [])
@@ -32,6 +34,7 @@ class CountingRunner:
     def wake(self) -> None: ...
 
     async def aclose(self) -> None:
+        await self.has_drained.wait()
         self.is_closed = True
 
     def statistics(self) -> None: ...
@@ -86,6 +89,18 @@ async def test_those_who_wait_for_a_model_share_one_opening() -> None:
     assert table.triton.num_calls == 1
     assert {id(one.runner) for one in served} == {id(table.runners[0])}
     assert len(table.runners) == 1
+
+
+async def test_opening_takes_no_longer_than_a_request_has() -> None:
+    """A request whose budget ends while Triton is silent hears so; who has more time still gets the model."""
+    table = Table()
+    table.triton.gate.clear()
+    patient = asyncio.create_task(table.models.get(KEY))
+    with pytest.raises(DeadlineExceeded, match=r"deadline of 0\.01 s exceeded while asking Triton for model 'm'"):
+        await table.models.get(KEY, Deadline.after(0.01, now=table.clock.now()))
+    table.triton.gate.set()
+    assert (await patient).spec == SPEC
+    assert table.triton.num_calls == 1
 
 
 async def test_an_unknown_model_is_asked_for_anew() -> None:
@@ -152,6 +167,24 @@ async def test_with_nobody_to_ask_the_old_spec_stays() -> None:
     await table.settle()
     assert (await table.models.get(KEY)).runner is table.runners[0]
     assert not table.runners[0].is_closed
+
+
+async def test_closing_waits_for_a_runner_that_was_replaced() -> None:
+    """What the old runner has accepted is finished before Triton's channels are closed below it."""
+    table = Table()
+    await table.models.get(KEY)
+    table.runners[0].has_drained.clear()
+    table.triton.answer = replace(SPEC, max_batch_size=16)
+    table.clock.advance(3.0)
+    await table.models.get(KEY)
+    await table.settle()
+    assert len(table.runners) == 2
+    closing = asyncio.create_task(table.models.aclose())
+    await table.settle()
+    assert not closing.done()
+    table.runners[0].has_drained.set()
+    await closing
+    assert [runner.is_closed for runner in table.runners] == [True, True]
 
 
 async def test_closing_ends_openings_and_runners() -> None:
