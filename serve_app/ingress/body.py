@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import zlib
 
 from starlette.datastructures import Headers
@@ -12,8 +13,10 @@ from starlette.types import Receive
 from serve_app.errors import InvalidRequest, RequestCancelled, RequestTooLarge, Unsupported
 from serve_app.ingress.middleware import BUDGET_HEADER, SERVE_TIMEOUT_HEADER
 
-# Above this much packed data, unpacking leaves the event loop for a thread (zlib releases the GIL).
+# Above this much data to unpack or pack, that leaves the event loop for a thread (zlib releases the GIL).
 _THREAD_ABOVE_BYTES = 256 * 1024
+
+_ZERO_QUALITY = re.compile(r"q=0(\.0*)?")
 
 # How long before Ray Serve's own timeout ours has to end to be the one that answers.
 _LEAD_S = 0.02
@@ -86,6 +89,13 @@ def pack(body: bytes, *, encoding: str) -> bytes:
     return packer.compress(body) + packer.flush()
 
 
+async def pack_body(body: bytes, *, encoding: str) -> bytes:
+    """`pack`, beside the event loop where it takes long."""
+    if len(body) > _THREAD_ABOVE_BYTES:
+        return await asyncio.to_thread(pack, body, encoding=encoding)
+    return pack(body, encoding=encoding)
+
+
 def accepted_encoding(headers: Headers) -> str | None:
     """`gzip` or `deflate` when the client asks for one of them by name, else `None`.
 
@@ -93,8 +103,8 @@ def accepted_encoding(headers: Headers) -> str | None:
     a quality of 0 get none.
     """
     for part in headers.get("accept-encoding", "").split(","):
-        name, _, quality = part.strip().lower().partition(";")
-        if name in ("gzip", "deflate") and quality.replace(" ", "") not in ("q=0", "q=0.0"):
+        name, _, quality = part.lower().replace(" ", "").partition(";")
+        if name in ("gzip", "deflate") and not _ZERO_QUALITY.fullmatch(quality):
             return name
     return None
 

@@ -14,7 +14,7 @@ from serve_app.dataplane import DataPlane
 from serve_app.errors import ServeAppError
 from serve_app.ingress.body import (
     accepted_encoding,
-    pack,
+    pack_body,
     read_body,
     timeout_of,
 )
@@ -77,14 +77,14 @@ class InferEndpoint:
         )
         decoded.wants_binary.check(decoded.request, spec)
         answer = await self._plane.infer(decoded.request, timeout_s=timeout_s)
-        return _infer_response(encode_infer_response(answer, decoded.wants_binary), accepted_encoding(headers))
+        return await _infer_response(encode_infer_response(answer, decoded.wants_binary), accepted_encoding(headers))
 
 
-def _infer_response(encoded: EncodedBody, encoding: str | None) -> Response:
+async def _infer_response(encoded: EncodedBody, encoding: str | None) -> Response:
     headers = {} if encoded.header_length is None else {HEADER_LENGTH: str(encoded.header_length)}
     body = encoded.body
     if encoding is not None and len(body) > _PACK_ABOVE_BYTES:
-        body = pack(body, encoding=encoding)
+        body = await pack_body(body, encoding=encoding)
         headers["content-encoding"] = encoding
     return Response(body, 200, headers, media_type=encoded.media_type)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import zlib
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from serve_app.errors import InvalidRequest, RequestCancelled, RequestTooLarge, 
 from serve_app.ingress.body import (
     accepted_encoding,
     pack,
+    pack_body,
     read_body,
     timeout_of,
     unpack,
@@ -103,11 +105,31 @@ def test_other_encodings_are_unsupported() -> None:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [("gzip", "gzip"), ("deflate, gzip", "deflate"), ("br, gzip;q=0.5", "gzip"), ("gzip;q=0", None), ("*", None)],
+    [
+        ("gzip", "gzip"),
+        ("deflate, gzip", "deflate"),
+        ("br, gzip;q=0.5", "gzip"),
+        ("gzip ; q=0.001", "gzip"),
+        ("gzip;q=0", None),
+        ("gzip; q=0.000", None),
+        ("*", None),
+    ],
 )
 def test_the_answer_is_packed_as_the_client_asks(value: str, expected: str | None) -> None:
     """Only encodings that are named are used."""
     assert accepted_encoding(Headers({"accept-encoding": value})) == expected
+
+
+async def test_the_loop_goes_on_while_a_large_answer_is_packed() -> None:
+    """Nobody's heartbeat waits for another client's gzip."""
+    body = bytes(32 * 1024 * 1024)
+    packing = asyncio.create_task(pack_body(body, encoding="gzip"))
+    num_turns = 0
+    while not packing.done():
+        await asyncio.sleep(0.001)
+        num_turns += 1
+    assert num_turns > 5
+    assert unpack(await packing, encoding="gzip", max_bytes=len(body)) == body
 
 
 @pytest.mark.parametrize("value", ["", "abc", "-1", "0", "nan", "inf"])
