@@ -106,8 +106,8 @@ class ModelServer(GrpcServicer):
         """The replica's ASGI app."""
         return http_app(self._plane, self._args.limits)
 
-    def reconfigure(self, config: dict[str, Any]) -> None:
-        """Apply a new `user_config` in place.
+    async def reconfigure(self, config: dict[str, Any]) -> None:
+        """Apply a new `user_config` in place; a coroutine, for Ray Serve calls plain methods in another thread.
 
         Raises:
             pydantic.ValidationError: A key is unknown or a value out of range; the old settings stay in force.
