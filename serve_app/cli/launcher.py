@@ -175,6 +175,7 @@ class Launcher:
             driver_env=plan.folder.driver_env,
             logs=plan.folder.logs,
             commands="" if shutil.which("serve-app") else f"{Path(sys.executable).parent}/",
+            run_dir=plan.folder.path if plan.settings.run_dir else None,
         )
 
     def _alive_head(self) -> RayHead:

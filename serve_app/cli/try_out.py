@@ -44,11 +44,23 @@ def summary(
     driver_env: Path,
     logs: Path,
     commands: str = "",
+    run_dir: Path | None = None,
 ) -> str:
     """The text that `serve-app up` prints when all is ready.
 
-    `commands` is what has to stand before `serve` and `serve-app`: nothing, or their folder if not on the path.
+    Args:
+        url: Where HTTP is, without a slash at the end.
+        models: What is served; may be empty.
+        metadata: See `curl_line`.
+        grpc: Where gRPC is; `None` where it is off.
+        dashboard: Where the dashboard is, with its scheme.
+        deployments: What was deployed.
+        driver_env: File of switches for programs.
+        logs: Folder of Ray's logs.
+        commands: What stands before `serve` and `serve-app`: nothing, or their folder if it is not on the path.
+        run_dir: The run folder where it is not the default, which other commands have to be told.
     """
+    where = f"SERVE_APP_RUN_DIR={run_dir} " if run_dir else ""
     rows = [
         ("Models", ", ".join(models) or "not asked for"),
         ("HTTP", url),
@@ -57,7 +69,7 @@ def summary(
         ("Logs", str(logs)),
         ("Change", f"edit {deployments.name}, then: {commands}serve deploy -a {dashboard} {deployments}"),
         ("Python", f". {driver_env}, then {commands}python: ray.init() finds this Ray"),
-        ("Stop", f"Ctrl-C here, or `{commands}serve-app down` elsewhere"),
+        ("Stop", f"Ctrl-C here, or `{where}{commands}serve-app down` elsewhere"),
     ]
     width = max(len(name) for name, _ in rows)
     lines = [f"  {name:<{width}}  {value}" for name, value in rows]

@@ -39,13 +39,14 @@ def test_the_summary_names_all_addresses() -> None:
         driver_env=Path("/tmp/x/driver.env"),
         logs=Path("/tmp/x/logs"),
         commands="/srv/.venv/bin/",
+        run_dir=Path("/tmp/x"),
     )
     for expected in (
         "127.0.0.1:9000",
         "http://127.0.0.1:8265",
         "/tmp/x/logs",
         "/srv/.venv/bin/serve deploy -a",
-        "/srv/.venv/bin/serve-app down",
+        "`SERVE_APP_RUN_DIR=/tmp/x /srv/.venv/bin/serve-app down`",
         ". /tmp/x/driver.env",
     ):
         assert expected in text
