@@ -20,6 +20,7 @@ from serve_app.dataplane import DataPlane
 from serve_app.errors import ServeAppError, Unsupported
 from serve_app.ingress.control_routes import NO_SHARED_MEMORY, server_metadata
 from serve_app.ingress.grpc_errors import grpc_status_of
+from serve_app.ingress.grpc_health import HealthServicer
 from serve_app.ingress.http_errors import error_text
 from serve_app.protocol.grpc_codec import decode_infer_request, encode_infer_response
 
@@ -73,7 +74,7 @@ def _refusing(rpc_name: str, reason: str) -> Rpc:
     return answering_errors(refuse)
 
 
-class GrpcServicer:
+class GrpcServicer(HealthServicer):
     """The RPCs; `_plane` is the deployment's, set before the first call."""
 
     _plane: DataPlane

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve_app.dataplane import DataPlane
 from serve_app.ingress.http_errors import json_response
 from serve_app.ingress.http_routes import v2_routes
+from serve_app.ingress.openapi import document_routes
 from serve_app.settings import LimitSettings
 
 
@@ -21,8 +22,9 @@ def http_app(plane: DataPlane, limits: LimitSettings) -> ASGIApp:
         plane: Answers the requests; the caller closes it after the last one.
         limits: Sizes beyond which a request is refused.
     """
+    routes = v2_routes(plane, limits)
     app = Starlette(
-        routes=v2_routes(plane, limits),
+        routes=[*routes, *document_routes(routes)],
         exception_handlers={HTTPException: _http_exception},
     )
     app.router.redirect_slashes = False  # `/v2/` is unknown to Triton too; a redirect would lose a POST's body
