@@ -7,8 +7,9 @@ router to Triton, the runners) is reached through protocols, so that this file n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -173,6 +174,56 @@ class DataPlane:
                 raise
             served = await self._models.get(key, deadline)
             return await served.runner.infer(request, deadline)
+
+    async def stream(
+        self, request: InferRequest, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[InferResponse, None]:
+        """Run one request and give every response of the model: one, or with a decoupled model any number.
+
+        Closing the generator, or cancelling who waits in it, cancels the model's work; iterate it inside
+        `contextlib.aclosing`.
+
+        Args:
+            request: Borrowed until this ends.
+            timeout_s: Whole budget in seconds. When `None`, each response has the model's `timeout_s` setting.
+
+        Yields:
+            Each response; see `ModelRunner.stream`.
+
+        Raises:
+            ServeAppError: See `errors`.
+        """
+        statistics = self._statistics
+        statistics.num_running += 1
+        try:
+            deadline = self._deadline(timeout_s)
+            async with contextlib.aclosing(self._stream(request, deadline)) as responses:
+                async for response in responses:
+                    yield response
+            statistics.num_done += 1
+        except (asyncio.CancelledError, GeneratorExit):
+            statistics.num_cancelled += 1
+            raise
+        except ServeAppError:
+            statistics.num_failed += 1
+            raise
+        finally:
+            statistics.num_running -= 1
+
+    async def _stream(self, request: InferRequest, deadline: Deadline | None) -> AsyncGenerator[InferResponse, None]:
+        key, has_begun, is_second = (request.model_name, request.model_version), False, False
+        while True:
+            served = await self._models.get(key, deadline)
+            try:
+                async with contextlib.aclosing(served.runner.stream(request, deadline)) as responses:
+                    async for response in responses:
+                        has_begun = True
+                        yield response
+                return
+            except PoolClosed:  # as in `_infer`
+                if has_begun or is_second or self._state is PlaneState.CLOSED:
+                    raise
+                is_second = True
 
     # --- models -------------------------------------------------------------------------------------------
 

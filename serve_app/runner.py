@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -14,10 +15,14 @@ from serve_app.batching.sender import Send
 from serve_app.batching.statistics import DispatcherStatistics
 from serve_app.batching.window import Collector, Dispatch, Pending, PendingState
 from serve_app.clock import Clock, Deadline
-from serve_app.errors import BackendFailed, DeadlineExceeded, PoolClosed, Unsupported
+from serve_app.errors import BackendFailed, DeadlineExceeded, Overloaded, PoolClosed, Unsupported
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec
+from serve_app.protocol.parameters import EMPTY_FINAL_RESPONSE, FINAL_RESPONSE
 from serve_app.protocol.validation import check_request
 from serve_app.settings import BatchingMode, LimitSettings, ModelSettings
+
+OpenStream = Callable[[InferRequest, float, "float | None"], AsyncGenerator[InferResponse, None]]
+"""Runs one request by `ModelStreamInfer`, given seconds for each response and for all of them (`None` for any)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +33,13 @@ class RunnerStatistics:
         num_collecting: Requests in the collector's window.
         num_collecting_rows: Rows of these.
         dispatcher: The rest.
+        num_streams: Streams under way.
     """
 
     num_collecting: int
     num_collecting_rows: int
     dispatcher: DispatcherStatistics
+    num_streams: int = 0
 
 
 class RunnerState(enum.Enum):
@@ -62,6 +69,7 @@ class ModelRunner:
         clock: Time of the deadlines; the one they were made with.
         collect: Makes the collector for mode `serve_batch`, given the runner's `dispatch`. Without it that mode is
             the same as `continuous`.
+        open_stream: Runs one ModelStreamInfer; without it decoupled models answer `Unsupported`.
     """
 
     def __init__(
@@ -74,10 +82,12 @@ class ModelRunner:
         limits: LimitSettings,
         clock: Clock,
         collect: Callable[[Dispatch], Collector] | None = None,
+        open_stream: OpenStream | None = None,
     ) -> None:
         self._spec = spec
         self._limits = limits
         self._clock = clock
+        self._open_stream = open_stream
         self._dispatcher = Dispatcher(spec, settings, send=send, num_endpoints=num_endpoints, clock=clock)
         self._collector = collect(self.dispatch) if collect is not None and spec.can_merge else None
 
@@ -85,6 +95,8 @@ class ModelRunner:
         self._state = RunnerState.OPEN
         self._collecting = Load(0, 0, 0)
         self._collected: asyncio.Event | None = None
+        self._num_streams = 0
+        self._streamed: asyncio.Event | None = None
         self._closing: asyncio.Task[None] | None = None
         self.reconfigure(settings)
 
@@ -151,6 +163,53 @@ class ModelRunner:
         else:
             response = await self._dispatcher.enqueue(request, num_rows, deadline)
         return self._completed(request, response)
+
+    async def stream(
+        self, request: InferRequest, deadline: Deadline | None = None
+    ) -> AsyncGenerator[InferResponse, None]:
+        """Answer one request with every response that the model gives: one, or with a decoupled model any number.
+
+        A decoupled model's requests go to Triton unbatched, each in a stream of its own, and responses are read as they
+        are asked for. Closing the generator, or cancelling who waits in it, cancels the model's work; iterate it inside
+        `contextlib.aclosing`.
+
+        Args:
+            request: Borrowed, and its buffers unchanged, until the first response.
+            deadline: When no response is wanted any more. By default each response of a decoupled model has
+                `settings.timeout_s`, and there may be any number; time in which nobody asks does not count.
+
+        Yields:
+            Each response, as `infer` returns it, with `triton_final_response` among its parameters. An empty last one
+            is among them only if the request's `triton_enable_empty_final_response` asks for it.
+
+        Raises:
+            Overloaded: `settings.max_streams` streams are under way.
+            ServeAppError: As for `infer`, at any time.
+        """
+        if not self._spec.is_decoupled:
+            request.parameters.pop(EMPTY_FINAL_RESPONSE, None)  # of no use here, and it would keep it from batches
+            response = await self.infer(request, deadline)
+            response.parameters = {**response.parameters, FINAL_RESPONSE: True}
+            yield response
+            return
+        if self._state is not RunnerState.OPEN:
+            raise PoolClosed(f"runner of model {self._spec.name!r}")
+        if self._open_stream is None:
+            raise Unsupported(f"streams of model {self._spec.name!r}", "nothing here opens them")
+        check_request(request, self._spec, self._limits)
+        if self._num_streams >= self._settings.max_streams:
+            raise Overloaded(f"model {self._spec.name!r}", f"{self._num_streams} streams are under way")
+        left_s = None if deadline is None else deadline.remaining_s(now=self._clock.now())
+        response_timeout_s = self._settings.timeout_s if left_s is None else left_s
+        self._num_streams += 1
+        try:
+            async with contextlib.aclosing(self._open_stream(request, response_timeout_s, left_s)) as responses:
+                async for response in responses:
+                    yield self._completed(request, response) if response.outputs else response
+        finally:
+            self._num_streams -= 1
+            if self._streamed is not None and not self._num_streams:
+                self._streamed.set()
 
     def dispatch(self, items: Sequence[Pending]) -> list[asyncio.Future[InferResponse]]:
         """Queue a window's items: what a `Collector` calls; see `Dispatch`."""
@@ -242,6 +301,10 @@ class ModelRunner:
             timer = loop.call_later(min(self._settings.batching.window_s + 1.0, drain_s), self._collected.set)
             await self._collected.wait()
             timer.cancel()
+        if self._num_streams:
+            self._streamed = asyncio.Event()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._streamed.wait(), max(ends_at - loop.time(), 0.0))
         await self._dispatcher.aclose(drain_s=max(ends_at - loop.time(), 0.0))
         self._state = RunnerState.CLOSED
 
@@ -255,13 +318,16 @@ class ModelRunner:
 
     def statistics(self) -> RunnerStatistics:
         """The runner at this moment."""
-        return RunnerStatistics(self._collecting.num_requests, self._collecting.num_rows, self._dispatcher.statistics())
+        collecting = self._collecting
+        return RunnerStatistics(
+            collecting.num_requests, collecting.num_rows, self._dispatcher.statistics(), self._num_streams
+        )
 
     def __repr__(self) -> str:
         version = f" version {self._spec.version}" if self._spec.version else ""
         return (
             f"<ModelRunner {self._spec.name}{version} {self._settings.batching.mode.value} {self._state.value} | "
-            f"{self._collecting.num_requests} collecting | {self._dispatcher!r}>"
+            f"{self._collecting.num_requests} collecting | {self._num_streams} streams | {self._dispatcher!r}>"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -22,6 +22,10 @@ class Runner(Protocol):
 
     async def infer(self, request: InferRequest, deadline: Deadline | None = None) -> InferResponse:
         """Answer one request."""
+        ...
+
+    def stream(self, request: InferRequest, deadline: Deadline | None = None) -> AsyncGenerator[InferResponse, None]:
+        """Answer one request with every response that the model gives."""
         ...
 
     def reconfigure(self, settings: ModelSettings) -> None:

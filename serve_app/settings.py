@@ -81,12 +81,16 @@ class ModelSettings(Settings):
     Attributes:
         batching: Micro-batching.
         queue: Bounds of what waits.
-        timeout_s: Budget of a request that brings no deadline of its own.
+        timeout_s: Budget of a request that brings no deadline of its own; in a stream of a decoupled model, of each
+            response.
+        max_streams: Streams of a decoupled model under way at once on one replica; beyond it requests are refused
+            with 429. Each holds one of the channels' calls, so it is best well below their number.
     """
 
     batching: BatchingSettings = BatchingSettings()
     queue: QueueSettings = QueueSettings()
     timeout_s: float = Field(default=30.0, gt=0.0)
+    max_streams: int = Field(default=64, ge=1)
 
 
 class ModelServerConfig(Settings):

@@ -8,9 +8,10 @@ inherit from. Errors set the status on Serve's gRPC context and are raised again
 # ruff: noqa: N802
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from functools import wraps
 from typing import Any
 
@@ -21,6 +22,7 @@ from serve_app.errors import ServeAppError, Unsupported
 from serve_app.ingress.control_routes import NO_SHARED_MEMORY, server_metadata
 from serve_app.ingress.grpc_errors import grpc_status_of
 from serve_app.ingress.grpc_health import HealthServicer
+from serve_app.ingress.grpc_stream import InferStream
 from serve_app.ingress.http_errors import error_text
 from serve_app.protocol.grpc_codec import decode_infer_request, encode_infer_response
 
@@ -121,7 +123,20 @@ class GrpcServicer(HealthServicer):
         answer = await self._plane.infer(decode_infer_request(request))
         return encode_infer_response(answer)
 
-    ModelStreamInfer = _refusing("ModelStreamInfer", "this server answers unary ModelInfer only")
+    async def ModelStreamInfer(
+        self, requests: AsyncIterable[Message], grpc_context: Any
+    ) -> AsyncGenerator[Message, None]:
+        """Many requests and the responses to each; see `InferStream`."""
+        metadata = dict(grpc_context.invocation_metadata() or ())
+        stream = InferStream(self._plane, ends_with_error=metadata.get("triton_grpc_error") == "true")
+        try:
+            async with contextlib.aclosing(stream.answer(requests)) as answers:
+                async for answer in answers:
+                    yield answer
+        except Exception as error:
+            grpc_context.set_code(grpc_status_of(error))
+            grpc_context.set_details(error_text(error))
+            raise
 
     @answering_errors
     async def ModelStatistics(self, request: Message, grpc_context: Any) -> Message:

@@ -19,6 +19,7 @@ from serve_app.ingress.body import (
     timeout_of,
 )
 from serve_app.ingress.control_routes import control_routes, model_of
+from serve_app.ingress.generate import GenerateEndpoint, GenerateForm
 from serve_app.ingress.http_errors import error_response
 from serve_app.protocol.binary import (
     HEADER_LENGTH,
@@ -94,4 +95,7 @@ def v2_routes(plane: DataPlane, limits: LimitSettings) -> list[Route]:
     infer: ASGIApp = InferEndpoint(plane, limits)
     model_paths = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
     routes = [Route(f"{path}/infer", infer, methods=["POST"]) for path in model_paths]
+    for form in GenerateForm:
+        generate: ASGIApp = GenerateEndpoint(plane, limits, form)
+        routes += [Route(f"{path}/{form.value}", generate, methods=["POST"]) for path in model_paths]
     return routes + control_routes(plane, limits)

@@ -10,6 +10,8 @@ INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 RESERVED_PREFIX = "triton_"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 """The one reserved key that Triton accepts, and over gRPC only."""
+FINAL_RESPONSE = "triton_final_response"
+"""Response parameter in streams: whether it is the last one to its request."""
 
 _SHARED_MEMORY_PREFIX = "shared_memory_"
 _SCALARS = frozenset((bool, int, float, str))

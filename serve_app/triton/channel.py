@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 from enum import Enum
 from typing import Any
 
@@ -11,7 +13,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serve_app.errors import DeadlineExceeded, EndpointUnavailable, EndpointUnreachable, PoolClosed
 from serve_app.settings import ChannelSettings
+from serve_app.triton.cancellation import is_task_cancelled
 from serve_app.triton.status import CallContext, translate
+from serve_app.triton.stream import METADATA, responses
 
 KEEPALIVE_TIMEOUT_S = 20.0
 """How long a ping may stay unanswered; grpc's own default."""
@@ -127,7 +131,39 @@ class Channel:
         except grpc.aio.BaseError as error:
             raise EndpointUnavailable(context.endpoint, f"grpc could not carry the call: {error}") from None
         except asyncio.CancelledError:
-            if self.is_closed() and not _is_task_cancelled():
+            if self.is_closed() and not is_task_cancelled():
+                raise EndpointUnavailable(context.endpoint, "the channel was closed during the call") from None
+            raise
+
+    async def stream(
+        self, message: Any, context: CallContext, *, response_timeout_s: float, timeout_s: float | None
+    ) -> AsyncGenerator[Any, None]:
+        """Carry one request by `ModelStreamInfer`; see `stream.responses`.
+
+        Args:
+            message: The `ModelInferRequest`.
+            context: What the call is, for error texts.
+            response_timeout_s: How long one response may take, in seconds.
+            timeout_s: How long all of them may take, in seconds; `None` for any time.
+
+        Yields:
+            Each `ModelInferResponse`.
+
+        Raises:
+            ServeAppError: See `status.translate`.
+            PoolClosed: The channel was closed before the call.
+        """
+        if self.is_closed():
+            raise PoolClosed(repr(self))
+        call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=METADATA)
+        try:
+            async with contextlib.aclosing(
+                responses(call, message, context, response_timeout_s=response_timeout_s)
+            ) as answers:
+                async for answer in answers:
+                    yield answer
+        except asyncio.CancelledError:
+            if self.is_closed() and not is_task_cancelled():
                 raise EndpointUnavailable(context.endpoint, "the channel was closed during the call") from None
             raise
 
@@ -159,9 +195,3 @@ class Channel:
 
     def __repr__(self) -> str:
         return f"<Channel {self._address} [{self._state.value}] {self.num_calls} calls>"
-
-
-def _is_task_cancelled() -> bool:
-    """Whether the running task itself was told to cancel; always false before Python 3.11, which does not say."""
-    cancelling = getattr(asyncio.current_task(), "cancelling", None)
-    return cancelling is not None and cancelling() > 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +118,73 @@ class Delivery:
         finally:
             if call.is_inference:
                 member.abandon(name)
+
+    async def stream(
+        self, call: Call, *, response_timeout_s: float, timeout_s: float | None
+    ) -> AsyncGenerator[Any, None]:
+        """Try servers until one gives a first response; from then on it is that server's request.
+
+        Args:
+            call: A `ModelStreamInfer`.
+            response_timeout_s: How long one response may take, in seconds.
+            timeout_s: How long all of it may take, in seconds; `None` for any time.
+
+        Raises:
+            NoEndpoint: No server may be asked now.
+            ServeAppError: How the last try ended.
+        """
+        self.budget.deposit()
+        now = self._clock.now()
+        expires_at = now + (response_timeout_s if timeout_s is None else timeout_s)
+        member, failure, has_begun = self._choose(call, now), None, False
+        while member is not None:
+            left_s = None if timeout_s is None else expires_at - now
+            try:
+                async with contextlib.aclosing(
+                    self._attempt_stream(member, call, now, response_timeout_s, left_s)
+                ) as it:
+                    async for answer in it:
+                        has_begun = True
+                        yield answer
+            except ServeAppError as error:
+                now = self._clock.now()
+                failure = self._final(failure, error)
+                remaining_s = 0.0 if has_begun else expires_at - now
+                member = self._next(member, call, error, now=now, remaining_s=remaining_s)
+            else:
+                self.num_done += 1
+                return
+        self.num_failed += 1
+        raise failure or NoEndpoint("Triton", self._membership.describe_outage())
+
+    async def _attempt_stream(
+        self, member: Member, call: Call, now: float, response_timeout_s: float, timeout_s: float | None
+    ) -> AsyncGenerator[Any, None]:
+        """One stream on one server; its outcome goes on the server's record, but not how long it took."""
+        name = call.model_name
+        member.begin(name)
+        try:
+            async with contextlib.aclosing(
+                member.pool.stream(
+                    call.build,
+                    response_timeout_s=response_timeout_s,
+                    timeout_s=timeout_s,
+                    model_name=name,
+                    model_version=call.model_version,
+                )
+            ) as answers:
+                async for answer in answers:
+                    yield answer
+        except EndpointUnavailable as error:
+            self._membership.eject(member, error, started_at=now)
+            raise
+        except (ModelNotReady, ModelNotFound):
+            member.block(name, now=self._clock.now())
+            raise
+        else:
+            member.unblock(name)
+        finally:
+            member.abandon(name)
 
     # --- decisions ----------------------------------------------------------------------------------------
 

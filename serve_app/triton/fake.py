@@ -11,16 +11,17 @@ import contextlib
 import os
 import socket
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import grpc
-from tritonclient.grpc import service_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serve_app.endpoint import Endpoint
+from serve_app.protocol.parameters import EMPTY_FINAL_RESPONSE, FINAL_RESPONSE
 from serve_app.triton.fake_control import FakeControlState
 from serve_app.triton.fake_model import Failure, FakeModel, Lie, unknown_model
 from serve_app.triton.fake_servicer import FakeServicer
@@ -33,7 +34,7 @@ MAX_RECORDED = 100_000
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """One ModelInfer as it arrived.
+    """One inference request as it arrived, by ModelInfer or in a ModelStreamInfer.
 
     Attributes:
         model_name: Which model.
@@ -91,6 +92,7 @@ class FakeTriton:
         num_cancelled: ModelInfer calls that the client gave up (cancelled, or past its deadline) while they ran.
         num_active: ModelInfer calls running now.
         max_active: Most ModelInfer calls that ever ran at once.
+        num_streamed: Responses sent in streams.
         rpc_counts: Calls of each RPC by its name.
         control: What loads, unloads and settings have changed.
     """
@@ -107,6 +109,7 @@ class FakeTriton:
         self.num_cancelled = 0
         self.num_active = 0
         self.max_active = 0
+        self.num_streamed = 0
         self.rpc_counts: Counter[str] = Counter()
         self.control = FakeControlState()
         self._options: list[tuple[str, int]] = [
@@ -246,6 +249,34 @@ class FakeTriton:
     async def infer(self, request: Any, *, peer: str, timeout_s: float | None) -> Failure | Any:
         """What a ModelInfer ends with: a `ModelInferResponse`, or a failure."""
         model = self.models.get(request.model_name)
+        with self._recorded(model, request, peer, timeout_s):
+            if model is not None and model.is_decoupled:
+                text = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+                return Failure(grpc.StatusCode.UNIMPLEMENTED, text)
+            return await self._run(model, request)
+
+    async def stream(self, request: Any, *, peer: str, timeout_s: float | None) -> AsyncGenerator[Failure | Any, None]:
+        """What one request of a ModelStreamInfer is answered with, `ModelInferResponse` by response, or a failure."""
+        model = self.models.get(request.model_name)
+        with self._recorded(model, request, peer, timeout_s):
+            for index in range(model.num_responses if model is not None and model.is_decoupled else 1):
+                answer = await self._run(model, request)
+                if model is not None and index == model.fail_after:
+                    answer = Failure(grpc.StatusCode.INVALID_ARGUMENT, f"no more than {index} responses")
+                if not isinstance(answer, Failure):
+                    answer.parameters[FINAL_RESPONSE].bool_param = model is not None and not model.is_decoupled
+                self.num_streamed += 1
+                self._notify()
+                yield answer
+                if isinstance(answer, Failure):
+                    return
+            if model is not None and model.is_decoupled and request.parameters[EMPTY_FINAL_RESPONSE].bool_param:
+                last = service_pb2.ModelInferResponse(model_name=model.name, id=request.id)
+                last.parameters[FINAL_RESPONSE].bool_param = True
+                yield last
+
+    @contextlib.contextmanager
+    def _recorded(self, model: FakeModel | None, request: Any, peer: str, timeout_s: float | None) -> Iterator[None]:
         call = RecordedCall(
             request.model_name,
             request.model_version,
@@ -262,8 +293,8 @@ class FakeTriton:
         self.max_active = max(self.max_active, self.num_active)
         self._notify()
         try:
-            return await self._run(model, request)
-        except asyncio.CancelledError:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
             self.num_cancelled += self._server is not None  # our own stop is not the client's doing
             raise
         finally:

@@ -64,6 +64,10 @@ class FakeModel:
         is_ready: Whether it is loaded; if not, calls end as in a server that is stopping.
         is_stub_dead: Whether calls end as if the model's Python process had died.
         lie: What is wrong with its answers.
+        is_decoupled: Whether it answers in streams only, each request `num_responses` times.
+        num_responses: Responses to one request of a decoupled model; each takes `latency_s`.
+        fail_after: Responses after which a decoupled model's request fails; `None` for never.
+        is_sequence: Whether its configuration has a sequence batcher.
     """
 
     name: str = "identity"
@@ -78,6 +82,10 @@ class FakeModel:
     is_ready: bool = True
     is_stub_dead: bool = False
     lie: Lie = Lie.NONE
+    is_decoupled: bool = False
+    num_responses: int = 1
+    fail_after: int | None = None
+    is_sequence: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -116,7 +124,10 @@ class FakeModel:
             input=[model_config_pb2.ModelInput(name=name, **tensor) for name in self.inputs],
             output=[model_config_pb2.ModelOutput(name=name, **tensor) for name in self.outputs],
             instance_group=[group],
+            model_transaction_policy=model_config_pb2.ModelTransactionPolicy(decoupled=self.is_decoupled),
         )
+        if self.is_sequence:
+            config.sequence_batching.max_sequence_idle_microseconds = 1_000_000
         return service_pb2.ModelConfigResponse(config=config)
 
     def rows_of(self, request: Any) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import service_pb2
@@ -74,3 +76,20 @@ class FakeServicer(FakeControlServicer):
             context.set_details(result.text)
             return service_pb2.ModelInferResponse()
         return result
+
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # generated name
+        self._fake.rpc_counts["ModelStreamInfer"] += 1
+        metadata = dict(context.invocation_metadata() or ())
+        async for request in requests:
+            answers = self._fake.stream(request, peer=context.peer(), timeout_s=context.time_remaining())
+            async with contextlib.aclosing(answers):
+                async for answer in answers:
+                    if not isinstance(answer, Failure):
+                        yield service_pb2.ModelStreamInferResponse(infer_response=answer)
+                    elif metadata.get("triton_grpc_error") == "true":
+                        await context.abort(answer.code, answer.text)
+                    else:
+                        infer_response = service_pb2.ModelInferResponse(id=request.id)
+                        yield service_pb2.ModelStreamInferResponse(
+                            error_message=answer.text, infer_response=infer_response
+                        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -254,19 +254,7 @@ class ChannelPool:
         Raises:
             ServeAppError: As for `infer`.
         """
-        if self._state is not PoolState.READY:
-            raise PoolClosed(repr(self))
-        if self._loop is not asyncio.get_running_loop():
-            self.open()
-        if timeout_s <= 0:
-            raise DeadlineExceeded(f"sending to Triton at {self.endpoint.address}", timeout_s)
-        taken, left_s = self._assignment.take(), timeout_s
-        if isinstance(taken, Channel):
-            channel = taken
-        else:
-            arrived_at = self._clock.now()
-            channel = await self._wait(taken, timeout_s)
-            left_s = max(timeout_s - (self._clock.now() - arrived_at), 0.001)
+        channel, left_s = await self._take(timeout_s)
         try:
             context = CallContext(self.endpoint.address, model_name, model_version, timeout_s)
             answer = await channel.call(rpc_name, build(left_s), context, timeout_s=left_s)
@@ -281,6 +269,72 @@ class ChannelPool:
             return answer
         finally:
             self._give_back(channel)
+
+    async def stream(
+        self,
+        build: Build,
+        *,
+        response_timeout_s: float,
+        timeout_s: float | None,
+        model_name: str,
+        model_version: str = "",
+    ) -> AsyncGenerator[Any, None]:
+        """Carry one request by a `ModelStreamInfer` call of its own, which holds its channel to the end.
+
+        Closing the generator, or cancelling who waits in it, cancels the request on the server. Iterate it inside
+        `contextlib.aclosing`.
+
+        Args:
+            build: Makes the `ModelInferRequest` once there is a channel for it.
+            response_timeout_s: How long one response, and the wait for a channel, may take, in seconds.
+            timeout_s: How long all of it may take, in seconds; `None` for any time.
+            model_name: The model.
+            model_version: Its version.
+
+        Yields:
+            Each `ModelInferResponse`.
+
+        Raises:
+            ServeAppError: As for `infer`.
+        """
+        first_s = response_timeout_s if timeout_s is None else min(response_timeout_s, timeout_s)
+        arrived_at = self._clock.now()
+        channel, left_s = await self._take(first_s)
+        try:
+            if timeout_s is not None:
+                timeout_s = max(timeout_s - (self._clock.now() - arrived_at), 0.001)
+            budget_s = response_timeout_s if timeout_s is None else timeout_s
+            context = CallContext(self.endpoint.address, model_name, model_version, budget_s)
+            async with contextlib.aclosing(
+                channel.stream(build(left_s), context, response_timeout_s=response_timeout_s, timeout_s=timeout_s)
+            ) as answers:
+                async for answer in answers:
+                    yield answer
+        except (asyncio.CancelledError, GeneratorExit):
+            self._num_cancelled += 1
+            raise
+        except BaseException:
+            self._num_failed += 1
+            raise
+        else:
+            self._num_done += 1
+        finally:
+            self._give_back(channel)
+
+    async def _take(self, timeout_s: float) -> tuple[Channel, float]:
+        """A channel that is the caller's until `_give_back`, and what is left of the budget."""
+        if self._state is not PoolState.READY:
+            raise PoolClosed(repr(self))
+        if self._loop is not asyncio.get_running_loop():
+            self.open()
+        if timeout_s <= 0:
+            raise DeadlineExceeded(f"sending to Triton at {self.endpoint.address}", timeout_s)
+        taken = self._assignment.take()
+        if isinstance(taken, Channel):
+            return taken, timeout_s
+        arrived_at = self._clock.now()
+        channel = await self._wait(taken, timeout_s)
+        return channel, max(timeout_s - (self._clock.now() - arrived_at), 0.001)
 
     async def _wait(self, place: asyncio.Future[Channel], timeout_s: float) -> Channel:
         timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, place, timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -170,20 +170,36 @@ class Router:
             ServeAppError: See `status.translate`.
         """
 
-        def build(left_s: float) -> Any:
-            message = encode_infer_request(request)
-            _set_timeout(message, left_s)
-            return message
+        return decode_infer_response(await self._run(_inference("ModelInfer", request), timeout_s))
 
-        sequence_id = request.parameters.get("sequence_id") if request.parameters else None
-        call = Call(
-            "ModelInfer",
-            build,
-            request.model_name,
-            request.model_version,
-            "" if sequence_id in (None, 0, "") else str(sequence_id),
-        )
-        return decode_infer_response(await self._run(call, timeout_s))
+    async def stream(
+        self, request: InferRequest, *, response_timeout_s: float, timeout_s: float | None = None
+    ) -> AsyncGenerator[InferResponse, None]:
+        """Run one request by a `ModelStreamInfer` call of its own, which gives zero to many responses.
+
+        The server is chosen as for `infer`; another one is tried only before the first response. Responses are read
+        as they are asked for. Closing the generator, or cancelling who waits in it, cancels the request on the server;
+        iterate it inside `contextlib.aclosing`.
+
+        Args:
+            request: Tensors are borrowed, not copied; do not change them before the first response.
+            response_timeout_s: How long one response may take, in seconds; time in which nobody asks does not count.
+            timeout_s: How long all of it may take, in seconds; `None` for any time.
+
+        Yields:
+            Each response, with `triton_final_response` among its parameters, as Triton sent it.
+
+        Raises:
+            ServeAppError: As for `infer`, at any time.
+        """
+        if self._is_closed:
+            raise PoolClosed(repr(self))
+        call = _inference("ModelStreamInfer", request)
+        async with contextlib.aclosing(
+            self._delivery.stream(call, response_timeout_s=response_timeout_s, timeout_s=timeout_s)
+        ) as answers:
+            async for answer in answers:
+                yield decode_infer_response(answer)
 
     async def call(self, rpc_name: str, message: Any, *, timeout_s: float, model_name: str = "") -> Any:
         """Carry one unary control call of `GRPCInferenceService` to any server that may be asked.
@@ -324,6 +340,24 @@ class Router:
             f"<Router [{state}] {'; '.join(map(repr, members)) or 'no servers'} | "
             f"Requests: {delivery.num_done} done, {delivery.num_failed} failed, {delivery.num_retries} retries>"
         )
+
+
+def _inference(rpc_name: str, request: InferRequest) -> Call:
+    """The call that carries a request, to its sequence's server where it has one."""
+
+    def build(left_s: float) -> Any:
+        message = encode_infer_request(request)
+        _set_timeout(message, left_s)
+        return message
+
+    sequence_id = request.parameters.get("sequence_id") if request.parameters else None
+    return Call(
+        rpc_name,
+        build,
+        request.model_name,
+        request.model_version,
+        "" if sequence_id in (None, 0, "") else str(sequence_id),
+    )
 
 
 def _set_timeout(message: Any, timeout_s: float) -> None:

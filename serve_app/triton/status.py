@@ -202,3 +202,23 @@ def translate(code: grpc.StatusCode, text: str | None, context: CallContext) -> 
         if code in codes and pattern.search(text):
             return build(context, telling_line(text))
     raise AssertionError("the last row matches everything")
+
+
+def _texts(pattern: str, code: grpc.StatusCode) -> tuple[re.Pattern[str], grpc.StatusCode]:
+    return re.compile(pattern, re.IGNORECASE), code
+
+
+_CODES_OF_TEXTS = (
+    _texts(r"stub process .*is not healthy", _CODE.INTERNAL),
+    _texts(r"has no available versions|unknown model", _CODE.NOT_FOUND),
+    _texts(r"maximum queue size|request timeout expired", _CODE.UNAVAILABLE),
+    _texts(r"^requested model '.*' is not available", _CODE.INVALID_ARGUMENT),
+    _texts(r"inference (input|output)|input tensor|expected \d+ inputs", _CODE.INVALID_ARGUMENT),
+    _texts(r"unexpected shape|byte size mismatch|batch-size|correlation id", _CODE.INVALID_ARGUMENT),
+    _texts(r"doesn't support|does not support|not supported", _CODE.UNIMPLEMENTED),
+)
+
+
+def code_of(text: str) -> grpc.StatusCode:
+    """The status that Triton would have given to an error of which it sent the text alone, as it does in streams."""
+    return next((code for pattern, code in _CODES_OF_TEXTS if pattern.search(text)), _CODE.INTERNAL)

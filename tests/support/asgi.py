@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,8 @@ async def request(
     *,
     root_path: str = "",
     disconnect_after: int | None = None,
+    leave: asyncio.Event | None = None,
+    on_send: Callable[[Message], Awaitable[None]] | None = None,
 ) -> Answer:
     """Send one request to an application.
 
@@ -50,6 +53,8 @@ async def request(
         headers: Request headers.
         root_path: What a mount has taken off the front.
         disconnect_after: Chunks after which the client goes away.
+        leave: When the client goes away after it has sent everything; at once when not given.
+        on_send: Called with each message that the application sends; the application waits for it.
     """
     chunks = [body] if isinstance(body, bytes) else list(body)
     messages: list[Message] = [
@@ -61,10 +66,16 @@ async def request(
     sent: list[Message] = []
 
     async def receive() -> Message:
-        return messages.pop(0) if messages else {"type": "http.disconnect"}
+        if messages:
+            return messages.pop(0)
+        if leave is not None:
+            await leave.wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
         sent.append(message)
+        if on_send is not None:
+            await on_send(message)
 
     scope = {
         "type": "http",

@@ -673,7 +673,7 @@ async def test_a_runner_is_a_context_and_tells_what_it_is() -> None:
     async with bench.runner as runner:
         await bench.row()
         assert repr(runner) == (
-            "<ModelRunner identity version 1 serve_batch open | 0 collecting | "
+            "<ModelRunner identity version 1 serve_batch open | 0 collecting | 0 streams | "
             "<Dispatcher identity Requests: 0 queued, 0 in flight | Batches: 0 of 2 permits>>"
         )
         assert runner.spec is bench.spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
@@ -28,6 +29,11 @@ class CountingRunner:
 
     async def infer(self, request: InferRequest, deadline: Deadline | None = None) -> InferResponse:
         return InferResponse(request.model_name, [])
+
+    async def stream(
+        self, request: InferRequest, deadline: Deadline | None = None
+    ) -> AsyncGenerator[InferResponse, None]:
+        yield InferResponse(request.model_name, [])
 
     def reconfigure(self, settings: ModelSettings) -> None: ...
 

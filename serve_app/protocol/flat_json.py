@@ -1,0 +1,108 @@
+"""The JSON of Triton's generate extension: one object whose members are inputs, parameters, or outputs by name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import orjson
+
+from serve_app.errors import InvalidRequest, TensorShapeMismatch
+from serve_app.protocol.datatypes import DATATYPES
+from serve_app.protocol.json_codec import parse_json
+from serve_app.protocol.json_tensor import json_values, non_finite_fragment, pack_json
+from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec, Parameters, TensorSpec
+from serve_app.protocol.parameters import check_request_parameters, json_type
+from serve_app.protocol.tensor import Tensor
+
+
+def decode_generate_request(body: bytes, spec: ModelSpec, *, model_version: str = "") -> InferRequest:
+    """The request in the body of `generate` or `generate_stream`.
+
+    A member that is named like an input is that input: one value or a flat array. `id` is the request's id, and every
+    other member is a parameter. The members of an object `parameters` count as members of the body.
+
+    Args:
+        body: JSON, unpacked.
+        spec: The model, whose inputs give names, datatypes and shapes.
+        model_version: As asked for in the path.
+
+    Raises:
+        InvalidRequest: No JSON object, an `id` that is no string, or an invalid parameter.
+        TensorDatatypeMismatch: A value does not fit its input's datatype.
+        TensorShapeMismatch: The number of values does not fit the input's shape.
+    """
+    document = parse_json(body, field="body")
+    nested = document.pop("parameters", {}) if "parameters" not in spec.inputs else {}
+    if type(nested) is not dict:
+        raise InvalidRequest("parameters", json_type(nested), "an object")
+    inputs: list[Tensor] = []
+    parameters: Parameters = {}
+    request_id = ""
+    for key, value in (*document.items(), *nested.items()):
+        expected = spec.inputs.get(key)
+        if expected is not None:
+            inputs.append(_tensor(value, expected))
+        elif key == "id":
+            if type(value) is not str:
+                raise InvalidRequest("id", json_type(value), "a string")
+            request_id = value
+        else:
+            parameters[key] = value
+    check_request_parameters(parameters)
+    return InferRequest(spec.name, inputs, model_version, request_id, [], parameters)
+
+
+def _tensor(value: Any, expected: TensorSpec) -> Tensor:
+    values = value if type(value) is list else [value]
+    shape = shape_for(len(values), expected)
+    data = pack_json(values, datatype=DATATYPES[expected.datatype], shape=(len(values),), field=expected.name)
+    return Tensor(expected.name, expected.datatype, shape, data)
+
+
+def shape_for(num_elements: int, expected: TensorSpec) -> tuple[int, ...]:
+    """The shape of a tensor that was given as a flat array: what the fixed dimensions leave goes to the last free one.
+
+    Every other free dimension, the rows of a batching model among them, is 1.
+
+    Raises:
+        TensorShapeMismatch: The elements do not fill the fixed dimensions a whole number of times.
+    """
+    fixed = math.prod(size for size in expected.shape if size != -1)
+    left, rest = divmod(num_elements, fixed) if fixed else (0, num_elements)
+    shape = list(expected.shape)
+    for index in range(len(shape) - 1, -1, -1):
+        if shape[index] == -1:
+            shape[index], left = left, 1
+    if rest or (left != 1 and fixed):
+        wanted = f"as many as fit shape {list(expected.shape)}, where -1 is any size"
+        raise TensorShapeMismatch(f"input {expected.name!r}", f"{num_elements} elements", wanted)
+    return tuple(shape)
+
+
+def encode_generate_response(response: InferResponse) -> bytes:
+    """The JSON of one response, in Triton's order: members by name, one value alone and several as a flat array.
+
+    Raises:
+        InvalidRequest: An output does not travel as JSON: FP16, BF16, or `BYTES` that are not UTF-8.
+    """
+    members: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    if response.id:
+        members["id"] = response.id
+    for tensor in response.outputs:
+        values = json_values(tensor, field=f"output {tensor.name!r}")
+        members[tensor.name] = values[0] if tensor.num_elements == 1 else values
+    members = dict(sorted(members.items()))
+    text = orjson.dumps(members, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"null" not in text:
+        return text
+    for tensor in response.outputs:  # NaN and infinities, as the words that Triton writes
+        values = json_values(tensor, field=tensor.name)
+        fragment = non_finite_fragment(values)
+        if fragment is not None:
+            members[tensor.name] = _word(float(values[0])) if tensor.num_elements == 1 else fragment
+    return orjson.dumps(members, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _word(value: float) -> orjson.Fragment:
+    return orjson.Fragment("NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity")

@@ -1,0 +1,53 @@
+"""One replica's insides without Ray: a data plane with real runners and a real router, and a fake Triton behind it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from serve_app.clock import MonotonicClock
+from serve_app.dataplane import DataPlane
+from serve_app.runner import ModelRunner
+from serve_app.settings import ChannelSettings, LimitSettings, ModelServerConfig, ModelSettings
+from serve_app.triton.fake import FakeModel, FakeTriton
+from serve_app.triton.router import Router
+
+LIMITS = LimitSettings()
+
+
+@dataclass(frozen=True)
+class Front:
+    """A data plane and what is behind it."""
+
+    plane: DataPlane
+    router: Router
+    fake: FakeTriton
+
+
+@contextlib.asynccontextmanager
+async def running_front(*models: FakeModel, settings: ModelSettings | None = None) -> AsyncIterator[Front]:
+    """A front over one fake Triton that has these models."""
+    clock = MonotonicClock()
+    async with (
+        FakeTriton(*models) as fake,
+        Router(ChannelSettings(), clock=clock) as router,
+        DataPlane(
+            router,
+            lambda spec, settings: ModelRunner(
+                spec,
+                settings,
+                send=lambda request, timeout_s: router.infer(request, timeout_s=timeout_s),
+                num_endpoints=lambda: router.num_endpoints,
+                limits=LIMITS,
+                clock=clock,
+                open_stream=lambda request, response_timeout_s, timeout_s: router.stream(
+                    request, response_timeout_s=response_timeout_s, timeout_s=timeout_s
+                ),
+            ),
+            config=ModelServerConfig(default=settings or ModelSettings()),
+            clock=clock,
+        ) as plane,
+    ):
+        router.update([fake.endpoint])
+        yield Front(plane, router, fake)
