@@ -126,14 +126,14 @@ def test_serve_deploy_then_serve_run(plain: PlainRay) -> None:
     """Both deploy the same file to a running Ray; Ctrl-C of `serve run` takes its applications away again."""
     address, dashboard = f"127.0.0.1:{plain.ports['gcs']}", f"http://127.0.0.1:{plain.ports['dashboard']}"
     plain.run(f"serve deploy -a {dashboard} {plain.file}")
-    wait_until_sync(plain.answers, timeout_s=90, what="serve deploy")
+    wait_until_sync(plain.answers, timeout_s=150, what="serve deploy")
     plain.run(f"serve shutdown -y -a {dashboard}")
     wait_until_sync(lambda: not plain.answers(), timeout_s=60, what="serve shutdown")
-    running = plain.popen(f"serve run -a {address} {plain.file}", RAY_ADDRESS=address)
-    wait_until_sync(lambda: plain.answers() or running.poll() is not None, timeout_s=90, what="serve run")
-    assert running.poll() is None, running.communicate()[0]
-    os.killpg(running.pid, signal.SIGINT)
-    running.communicate(timeout=60)
+    with plain.popen(f"serve run -a {address} {plain.file}", RAY_ADDRESS=address) as running:
+        wait_until_sync(lambda: plain.answers() or running.poll() is not None, timeout_s=150, what="serve run")
+        assert running.poll() is None, running.communicate()[0]
+        os.killpg(running.pid, signal.SIGINT)
+        running.communicate(timeout=150)
     wait_until_sync(lambda: not plain.answers(), timeout_s=60, what="Ctrl-C of serve run")
 
 
