@@ -17,9 +17,14 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 from ray import serve
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.exceptions import TaskCancelledError as RayTaskCancelled
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+    RequestCancelledError,
+)
 from ray.serve.handle import DeploymentHandle
 
 from serve_app import settings
@@ -31,6 +36,7 @@ from serve_app.errors import (
     PoolClosed,
     RequestCancelled,
     ServeAppError,
+    Unsupported,
 )
 from serve_app.protocol.messages import Arrays, ParameterValue
 
@@ -60,8 +66,8 @@ class ModelClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        # A handle's router may be bound to the loop of its first call, so each loop has its own.
-        self._handles: dict[int, DeploymentHandle[Any]] = {}
+        # A handle's router may be bound to the loop of its first call, so each loop has its own, until it is closed.
+        self._handles: dict[asyncio.AbstractEventLoop, DeploymentHandle[Any]] = {}
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -79,8 +85,11 @@ class ModelClient:
 
         Raises:
             DeadlineExceeded: The budget ran out; the request was cancelled.
+            Unsupported: It is called in a callback, whose thread would wait for itself.
             ServeAppError: Any other error of the replica, as it was raised there.
         """
+        if threading.current_thread() is self._thread:
+            raise Unsupported("infer in a callback", "the answer would come in this very thread; use submit")
         future = self.submit(model_name, inputs, **options)
         try:
             return future.result()
@@ -132,7 +141,8 @@ class ModelClient:
             timeout_s=timeout_s,
         )
         try:
-            future = asyncio.run_coroutine_threadsafe(call, self._own_loop())
+            with self._lock:  # so that `close` comes before this or after it, and ends what it finds
+                future = asyncio.run_coroutine_threadsafe(call, self._own_loop())
         except BaseException:
             call.close()
             raise
@@ -207,6 +217,9 @@ class ModelClient:
             raise EndpointUnavailable(f"app {self._app_name!r}", str(error).splitlines()[0]) from None
         except grpc.aio.AioRpcError as error:
             raise EndpointUnavailable(f"app {self._app_name!r}", f"{error.code().name} from its replica") from None
+        except (RayError, RayServeException) as error:  # an app that is not there, a lost object, ...
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise EndpointUnavailable(f"app {self._app_name!r}", reason) from None
 
     async def _send(self, model_name: str, arrays: Arrays, *, by_reference: bool, **options: Any) -> Arrays:
         handle = self._handle().options(_by_reference=by_reference)
@@ -220,26 +233,26 @@ class ModelClient:
         return answer
 
     def _handle(self) -> DeploymentHandle[Any]:
-        loop_id = id(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
         with self._lock:
             if self._is_closed:
                 raise PoolClosed("this client")
-            handle = self._handles.get(loop_id)
+            handle = self._handles.get(loop)
             if handle is None:
-                handle = self._handles[loop_id] = serve.get_app_handle(self._app_name)
+                for ended in [known for known in self._handles if known.is_closed()]:
+                    del self._handles[ended]
+                handle = self._handles[loop] = serve.get_app_handle(self._app_name)
             return handle
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._is_closed:
-                raise PoolClosed("this client")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=_run_loop, args=(self._loop,), name="serve-app-client", daemon=True
-                )
-                self._thread.start()
-            return self._loop
+        """The client's own loop, running; called with the lock held."""
+        if self._is_closed:
+            raise PoolClosed("this client")
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="serve-app-client", daemon=True)
+            self._thread.start()
+        return self._loop
 
 
 async def _result(response: Any) -> Arrays:
@@ -268,7 +281,7 @@ def _guarded(callback: Callable[[InferFuture], object]) -> Callable[[InferFuture
     def call(future: InferFuture) -> None:
         try:
             callback(future)
-        except Exception:
+        except BaseException:  # a `SystemExit` too: it would end the thread, and all other requests with it
             logger.exception("a callback of an inference request raised")
 
     return call
