@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from serve_app.clock import MonotonicClock
 from serve_app.dataplane import DataPlane
+from serve_app.endpoint import Endpoint
 from serve_app.runner import ModelRunner
 from serve_app.settings import ChannelSettings, LimitSettings, ModelServerConfig, ModelSettings
 from serve_app.triton.fake import FakeModel, FakeTriton
@@ -28,9 +29,17 @@ class Front:
 @contextlib.asynccontextmanager
 async def running_front(*models: FakeModel, settings: ModelSettings | None = None) -> AsyncIterator[Front]:
     """A front over one fake Triton that has these models."""
+    async with FakeTriton(*models) as fake, running_plane(fake.endpoint, settings=settings) as (plane, router):
+        yield Front(plane, router, fake)
+
+
+@contextlib.asynccontextmanager
+async def running_plane(
+    *endpoints: Endpoint, settings: ModelSettings | None = None
+) -> AsyncIterator[tuple[DataPlane, Router]]:
+    """A data plane and its router over servers that run."""
     clock = MonotonicClock()
     async with (
-        FakeTriton(*models) as fake,
         Router(ChannelSettings(), clock=clock) as router,
         DataPlane(
             router,
@@ -49,5 +58,5 @@ async def running_front(*models: FakeModel, settings: ModelSettings | None = Non
             clock=clock,
         ) as plane,
     ):
-        router.update([fake.endpoint])
-        yield Front(plane, router, fake)
+        router.update(endpoints)
+        yield plane, router
