@@ -17,6 +17,8 @@ from serve_app.protocol.datatypes import DATATYPES, datatype_of
 
 Buffer = bytes | bytearray | memoryview
 
+_LENGTH = struct.Struct("<I")
+
 
 @dataclass(slots=True, eq=False)
 class Tensor:
@@ -125,6 +127,25 @@ def pack_bytes(elements: Iterable[Any], *, name: str) -> bytes:
     return b"".join(parts)
 
 
+def check_bytes(data: Buffer, *, name: str, num_elements: int) -> None:
+    """Check that `data` is `num_elements` elements of a `BYTES` tensor; keeps nothing of them.
+
+    Raises:
+        TensorShapeMismatch: As for `bytes_offsets`.
+    """
+    size = data.nbytes if isinstance(data, memoryview) else len(data)
+    if num_elements * 4 > size:
+        raise _too_short(size, name, num_elements)
+    offset, length_at = 0, _LENGTH.unpack_from
+    try:
+        for _ in range(num_elements):
+            offset += 4 + length_at(data, offset)[0]
+    except struct.error:  # an element begins behind the end
+        offset = -1
+    if offset != size:
+        raise _not_elements(size, name, num_elements)
+
+
 def bytes_offsets(data: Buffer, *, name: str, num_elements: int) -> list[int]:
     """Where each element of a `BYTES` tensor starts, and where the last one ends.
 
@@ -136,11 +157,7 @@ def bytes_offsets(data: Buffer, *, name: str, num_elements: int) -> list[int]:
     """
     size = data.nbytes if isinstance(data, memoryview) else len(data)
     if num_elements * 4 > size:
-        raise TensorShapeMismatch(
-            f"tensor {name!r}",
-            f"{size} bytes of data",
-            f"at least {num_elements * 4} for {num_elements} elements",
-        )
+        raise _too_short(size, name, num_elements)
     offsets = [0]
     offset = 0
     for _ in range(num_elements):
@@ -153,12 +170,22 @@ def bytes_offsets(data: Buffer, *, name: str, num_elements: int) -> list[int]:
         offsets.append(end)
         offset = end
     if len(offsets) != num_elements + 1 or offset != size:
-        raise TensorShapeMismatch(
-            f"tensor {name!r}",
-            f"{size} bytes that are not {num_elements} length-prefixed elements",
-            f"{num_elements} elements, each a 4-byte little-endian length and its bytes",
-        )
+        raise _not_elements(size, name, num_elements)
     return offsets
+
+
+def _too_short(size: int, name: str, num_elements: int) -> TensorShapeMismatch:
+    return TensorShapeMismatch(
+        f"tensor {name!r}", f"{size} bytes of data", f"at least {num_elements * 4} for {num_elements} elements"
+    )
+
+
+def _not_elements(size: int, name: str, num_elements: int) -> TensorShapeMismatch:
+    return TensorShapeMismatch(
+        f"tensor {name!r}",
+        f"{size} bytes that are not {num_elements} length-prefixed elements",
+        f"{num_elements} elements, each a 4-byte little-endian length and its bytes",
+    )
 
 
 def unpack_bytes(data: Buffer, *, name: str, num_elements: int) -> list[bytes]:

@@ -11,7 +11,7 @@ from serve_app.errors import (
 )
 from serve_app.protocol.datatypes import DATATYPES
 from serve_app.protocol.messages import InferRequest, ModelSpec, TensorSpec
-from serve_app.protocol.tensor import Tensor, bytes_offsets
+from serve_app.protocol.tensor import Tensor, check_bytes
 from serve_app.settings import LimitSettings
 
 
@@ -87,7 +87,7 @@ def _check_input(tensor: Tensor, expected: TensorSpec, limits: LimitSettings, *,
     num_elements = tensor.num_elements
     element_bytes = DATATYPES[tensor.datatype].size_bytes
     if element_bytes is None:
-        bytes_offsets(tensor.data, name=tensor.name, num_elements=num_elements)
+        check_bytes(tensor.data, name=tensor.name, num_elements=num_elements)
     elif tensor.size_bytes != num_elements * element_bytes:
         raise TensorShapeMismatch(
             f"input {tensor.name!r}",
