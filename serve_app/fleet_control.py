@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from tritonclient.grpc import service_pb2
@@ -32,7 +32,7 @@ class FleetCalls(Protocol):
         *,
         timeout_s: float,
         model_name: str = "",
-        without: Sequence[str] = (),
+        without: Collection[str] = (),
     ) -> list[ServerAnswer]:
         """Ask every server but those with these ids; errors are answers too."""
         ...
@@ -45,13 +45,13 @@ class ChangeLog(Protocol):
         """Raise `RequestTooLarge` when one more change would not fit."""
         ...
 
-    async def record(self, rpc_name: str, message: Message, missed: Sequence[str]) -> None:
+    async def record(self, rpc_name: str, message: Message, answers: Sequence[ServerAnswer]) -> None:
         """Keep a change; it replaces the one before it of the same model.
 
         Args:
             rpc_name: `RepositoryModelLoad` or `RepositoryModelUnload`.
             message: Its request message.
-            missed: Ids of the servers that could not be asked.
+            answers: Of the servers that were asked; some may not have been there.
         """
         ...
 
@@ -173,7 +173,7 @@ class FleetControl:
                 answer = accepted_by_all(answers)
                 self._num_changes += 1
                 if self._log is not None:
-                    await self._log.record(rpc_name, request, [a.endpoint.server_id for a in answers if a.is_missed])
+                    await self._log.record(rpc_name, request, answers)
             finally:
                 await self._on_change(name)
         return answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,8 +15,9 @@ from starlette.types import ASGIApp
 
 from serve_app.clock import MonotonicClock
 from serve_app.dataplane import DataPlane
+from serve_app.deployments.change_log import FleetChanges, registry_of_static
 from serve_app.deployments.collector import ServeBatchCollector
-from serve_app.deployments.registry import RegistryWatch
+from serve_app.deployments.registry import RegistryWatch, record_change
 from serve_app.errors import PoolClosed
 from serve_app.ingress.grpc_servicer import GrpcServicer, name_generated_modules
 from serve_app.ingress.http_app import http_app
@@ -48,6 +50,7 @@ class ModelServer(GrpcServicer):
         self._stack = contextlib.AsyncExitStack()
         self._clock = MonotonicClock()
         self._has_endpoint = asyncio.Event()
+        self._refreshing: set[asyncio.Task[None]] = set()
         try:
             await self._open()
         except BaseException:
@@ -55,12 +58,22 @@ class ModelServer(GrpcServicer):
             raise
 
     async def _open(self) -> None:
+        registry = self._args.registry
+        if self._args.endpoints:
+            registry = registry_of_static(registry, self._args.endpoints)
+        self._changes = FleetChanges(
+            functools.partial(record_change, registry),
+            lambda: self._router,
+            is_static=bool(self._args.endpoints),
+            on_change=self._on_model_change,
+        )
         self._router = await self._stack.enter_async_context(
             Router(
                 self._args.channels,
                 clock=self._clock,
                 local_node_id=ray.get_runtime_context().get_node_id(),
                 on_change=self._on_endpoints,
+                prepare=self._changes.prepare,
             )
         )
         self._plane = await self._stack.enter_async_context(
@@ -70,19 +83,28 @@ class ModelServer(GrpcServicer):
                 config=ModelServerConfig(),
                 models=self._args.models,
                 clock=self._clock,
+                change_log=self._changes,
             )
         )
         if self._args.endpoints:
+            await self._stack.enter_async_context(RegistryWatch(registry, lambda _: None, changes=self._changes))
             source: Any = EndpointResolver(
                 self._args.endpoints,
                 interval_s=self._args.resolve_interval_s,
                 on_change=self._router.update,
             )
         else:
-            source = RegistryWatch(self._args.registry, self._router.update)
+            source = RegistryWatch(registry, self._router.update, changes=self._changes)
         await self._stack.enter_async_context(source)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._has_endpoint.wait(), _FIRST_ENDPOINT_S)
+
+    def _on_model_change(self, model_name: str) -> None:
+        """Another replica has loaded or unloaded a model: look at it now rather than at the next comparison."""
+        self._router.unblock(model_name)
+        task = asyncio.ensure_future(self._plane.refresh(model_name))
+        self._refreshing.add(task)
+        task.add_done_callback(self._refreshing.discard)
 
     def _on_endpoints(self) -> None:
         if self._router.num_endpoints:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 
+from serve_app.deployments.change_log import replay
 from serve_app.deployments.registry import Lease
 from serve_app.endpoint import Endpoint
+from serve_app.errors import ServeAppError
+from serve_app.fleet.changes import Change
 from serve_app.fleet.supervisor import TritonSupervisor
-from serve_app.settings import TritonServerArgs, state_dir
+from serve_app.settings import ChannelSettings, TritonServerArgs, state_dir
+from serve_app.triton.pool import ChannelPool
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +35,9 @@ class TritonServer:
         self._args = TritonServerArgs.model_validate(args)
         self._stack = contextlib.AsyncExitStack()
         try:
-            self._lease = await self._stack.enter_async_context(Lease(self._args.registry, lease_s=self._args.lease_s))
+            self._lease = await self._stack.enter_async_context(
+                Lease(self._args.registry, lease_s=self._args.lease_s, catch_up=self._catch_up)
+            )
             self._supervisor = await self._stack.enter_async_context(
                 TritonSupervisor(
                     self._args,
@@ -43,6 +50,18 @@ class TritonServer:
         except BaseException:
             await self._stack.aclose()
             raise
+
+    async def _catch_up(self, endpoint: Endpoint, changes: Sequence[Change]) -> None:
+        """Load and unload what clients have loaded and unloaded before this server started."""
+
+        async def call(rpc_name: str, message: Any, timeout_s: float) -> Any:
+            return await pool.call(rpc_name, lambda left_s: message, timeout_s=timeout_s)
+
+        try:
+            async with ChannelPool(endpoint, ChannelSettings(num_channels=1)) as pool:
+                await replay(endpoint, changes, call, timeout_s=self._args.start_timeout_s)
+        except ServeAppError as error:  # a server that is lost has a supervisor that starts it again
+            logger.error("changes of models could not be made: %s", error)
 
     def _on_endpoint(self, endpoint: Endpoint | None) -> None:
         logger.info("endpoint: %s", endpoint)

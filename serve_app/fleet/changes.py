@@ -32,7 +32,7 @@ class Change:
 
 
 class ChangeTable:
-    """The last change of each model, oldest first.
+    """The last change of each model.
 
     Args:
         max_changes: Models in it.
@@ -66,28 +66,42 @@ class ChangeTable:
         if size > self._max_bytes:
             raise RequestTooLarge("changes of models at run time", size, self._max_bytes)
 
-    def record(self, rpc_name: str, model_name: str, message: bytes) -> Change:
+    def record(self, rpc_name: str, model_name: str, message: bytes, *, after: int = 0) -> Change:
         """Enter a change in place of the model's last one.
+
+        Args:
+            rpc_name: See `Change`.
+            model_name: See `Change`.
+            message: See `Change`.
+            after: A number given before, which a table that was started anew may not know.
 
         Raises:
             RequestTooLarge: See `check`.
         """
         self.check(model_name, len(message))
-        change = Change(self.number + 1, model_name, rpc_name, message)
+        change = Change(max(self.number, after) + 1, model_name, rpc_name, message)
         self.take([change])
         return change
 
     def after(self, number: int) -> tuple[Change, ...]:
         """The changes with a higher number, oldest first."""
-        return tuple(change for change in self._changes.values() if change.number > number)
+        return tuple(sorted((c for c in self._changes.values() if c.number > number), key=lambda c: c.number))
 
     def take(self, changes: Iterable[Change]) -> None:
-        """Enter changes that another table has numbered; those not newer than this table are passed over."""
-        for change in sorted(changes, key=lambda change: change.number):
-            if change.number > self.number:
-                self._changes.pop(change.model_name, None)
+        """Enter changes that another table has numbered, where they are newer than what is known of their model."""
+        for change in changes:
+            if change.number > self.number_of(change.model_name):
                 self._changes[change.model_name] = change
-                self.number = change.number
+                self.number = max(self.number, change.number)
+
+    def has(self, model_name: str) -> bool:
+        """Whether the model was changed."""
+        return model_name in self._changes
+
+    def number_of(self, model_name: str) -> int:
+        """Number of the model's last change; 0 when there is none."""
+        change = self._changes.get(model_name)
+        return 0 if change is None else change.number
 
     def statistics(self) -> dict[str, int]:
         """Counts of now."""

@@ -19,6 +19,7 @@ from serve_app.dataplane import DataPlane
 from serve_app.errors import InvalidRequest, RequestTooLarge
 from serve_app.ingress.http_app import http_app
 from serve_app.protocol import control_codec
+from serve_app.protocol.server_answers import ServerAnswer
 from serve_app.runner import ModelRunner
 from serve_app.settings import ChannelSettings, LimitSettings, ModelServerConfig
 from serve_app.triton.fake import Failure, FakeModel, FakeTriton
@@ -41,8 +42,9 @@ class Log:
         if size_bytes > self.max_bytes:
             raise RequestTooLarge("change", size_bytes, self.max_bytes)
 
-    async def record(self, rpc_name: str, message: Any, missed: Sequence[str]) -> None:
-        self.entries.append((rpc_name, message.model_name, list(missed)))
+    async def record(self, rpc_name: str, message: Any, answers: Sequence[ServerAnswer]) -> None:
+        missed = [answer.endpoint.address for answer in answers if answer.is_missed]
+        self.entries.append((rpc_name, message.model_name, missed))
 
 
 @dataclass
