@@ -156,7 +156,12 @@ class FleetControl:
         task = asyncio.ensure_future(self._change_all(rpc_name, request))
         self._changing.add(task)
         task.add_done_callback(self._forget)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # by `aclose`, not by the caller's own caller
+                raise PoolClosed("this replica") from None
+            raise
 
     def _forget(self, task: asyncio.Task[Message]) -> None:
         self._changing.discard(task)

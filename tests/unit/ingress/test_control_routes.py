@@ -220,6 +220,16 @@ async def test_a_caller_that_leaves_does_not_stop_a_load(front: Front) -> None:
     assert front.plane.control.statistics() == {"num_changes": 1, "num_changing": 0}
 
 
+async def test_a_load_ends_with_the_replica(front: Front) -> None:
+    """Who waits for it learns that the replica is going; later ones are refused."""
+    load = asyncio.ensure_future(front.post(LOAD))
+    while not front.plane.control.statistics()["num_changing"]:
+        await asyncio.sleep(0)
+    await front.plane.aclose()
+    assert (await load).status == 503
+    assert (await front.post(LOAD)).status == 503
+
+
 def test_uploads_and_overrides_become_the_same_message_as_over_grpc() -> None:
     """`config` is text, files are bytes, `unload_dependents` a boolean."""
     body = orjson.dumps({"parameters": {"config": "{}", "file:1/a": base64.b64encode(b"\x00\xff").decode()}})
