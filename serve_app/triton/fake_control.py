@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,14 @@ class FakeControlState:
     Attributes:
         changes: RPC name and model name of each load and unload that arrived, oldest first.
         refusals: How loads and unloads of a model end, by its name.
+        latency_s: How long a load takes.
         trace: Trace settings.
         log: Log settings as plain values.
     """
 
     changes: list[tuple[str, str]] = field(default_factory=list)
     refusals: dict[str, Failure] = field(default_factory=dict)
+    latency_s: float = 0.0
     trace: dict[str, list[str]] = field(default_factory=lambda: {"trace_level": ["OFF"], "trace_rate": ["1000"]})
     log: dict[str, bool | int | str] = field(default_factory=lambda: {"log_info": True, "log_verbose_level": 0})
 
@@ -56,6 +59,7 @@ class FakeControlServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # typ
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: N802  # generated name
         if self._accepts("RepositoryModelLoad", request.model_name, context):
+            await asyncio.sleep(self._fake.control.latency_s)
             model = self._fake.models.get(request.model_name)
             if model is None:
                 context.set_code(grpc.StatusCode.INTERNAL)
