@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -103,6 +104,40 @@ class ModelClient:
         """`infer` for coroutines; cancelling it cancels the request."""
         return await self._call(model_name, inputs, **options)
 
+    async def stream(
+        self, model_name: str, inputs: Mapping[str, npt.ArrayLike], **options: Any
+    ) -> AsyncGenerator[Arrays, None]:
+        """Run a model and give its responses as they come: any number for a decoupled model, one for every other.
+
+        Leaving the iteration early cancels the model's work at once if it is done inside `contextlib.aclosing`.
+
+        Args:
+            model_name: The model.
+            inputs: As for `infer`.
+            **options: As for `submit`, without a callback. A `timeout_s` is the budget of all responses together; when
+                there is none, each has the model's setting.
+
+        Yields:
+            Arrays by output name; they may be read-only.
+
+        Raises:
+            ServeAppError: Any error of the replica, as it was raised there, before or after some responses.
+        """
+        if options.get("timeout_s") is None:
+            options["timeout_s"] = self._timeout_s
+        arrays = {name: np.asarray(array) for name, array in inputs.items()}
+        with self._our_errors(options["timeout_s"]):
+            handle = self._handle().options(stream=True, _by_reference=not self._is_small(arrays))
+            responses: Any = handle.stream.remote(model_name, arrays, **options)
+            is_done = False
+            try:
+                async for response in responses:
+                    yield response
+                is_done = True
+            finally:
+                if not is_done:
+                    responses.cancel()
+
     def submit(
         self,
         model_name: str,
@@ -192,10 +227,9 @@ class ModelClient:
     ) -> Arrays:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
-        is_small = sum(_pickled_bytes(array) for array in arrays.values()) <= self._by_value_below
         options["timeout_s"] = timeout_s
-        try:
-            if is_small:
+        with self._our_errors(timeout_s):
+            if self._is_small(arrays):
                 try:
                     return await self._send(model_name, arrays, by_reference=False, **options)
                 except grpc.aio.AioRpcError as error:
@@ -203,6 +237,15 @@ class ModelClient:
                         raise
                     # The answer is too large to travel by value; the object store has no such limit.
             return await self._send(model_name, arrays, by_reference=True, **options)
+
+    def _is_small(self, arrays: Arrays) -> bool:
+        return sum(_pickled_bytes(array) for array in arrays.values()) <= self._by_value_below
+
+    @contextlib.contextmanager
+    def _our_errors(self, timeout_s: float | None) -> Iterator[None]:
+        """Raise Ray's errors as ours."""
+        try:
+            yield
         except asyncio.TimeoutError:
             raise DeadlineExceeded("waiting for the replica's answer", timeout_s or 0.0) from None
         except RayTaskError as error:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -120,6 +120,9 @@ class ModelServer(GrpcServicer):
             limits=self._args.limits,
             clock=self._clock,
             collect=ServeBatchCollector,
+            open_stream=lambda request, response_timeout_s, timeout_s: self._router.stream(
+                request, response_timeout_s=response_timeout_s, timeout_s=timeout_s
+            ),
         )
 
     # --- called by Ray Serve ------------------------------------------------------------------------------
@@ -176,16 +179,46 @@ class ModelServer(GrpcServicer):
         Raises:
             ServeAppError: As the HTTP and gRPC ingress would answer it.
         """
-        request = InferRequest(
-            model_name,
-            [Tensor.from_numpy(name, array) for name, array in inputs.items()],
-            model_version=model_version,
-            id=request_id,
-            outputs=[RequestedOutput(name) for name in outputs or ()],
-            parameters=dict(parameters or {}),
-        )
+        request = _request(model_name, inputs, model_version, outputs, parameters, request_id)
         answer = await self._plane.infer(request, timeout_s=timeout_s)
         return {tensor.name: tensor.to_numpy() for tensor in answer.outputs}
+
+    async def stream(
+        self,
+        model_name: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        model_version: str = "",
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Arrays, None]:
+        """Run a model and give each of its responses; what `handle.options(stream=True).stream.remote(...)` calls.
+
+        A decoupled model gives zero to many responses, every other model one. Cancelling the call cancels the model's
+        work.
+
+        Args:
+            model_name: The model.
+            inputs: As for `infer`, and so are the other arguments.
+            model_version: Empty for the server's choice.
+            outputs: Names wanted, all when `None`.
+            parameters: V2 request parameters.
+            request_id: Passed on to Triton.
+            timeout_s: Whole budget in seconds. When `None`, each response has the model's `timeout_s` setting.
+
+        Yields:
+            Arrays by output name.
+
+        Raises:
+            ServeAppError: As `infer`, at any time.
+        """
+        request = _request(model_name, inputs, model_version, outputs, parameters, request_id)
+        async with contextlib.aclosing(self._plane.stream(request, timeout_s=timeout_s)) as responses:
+            async for response in responses:
+                if response.outputs:
+                    yield {tensor.name: tensor.to_numpy() for tensor in response.outputs}
 
     async def statistics(self) -> dict[str, Any]:
         """This replica's counts and its settings in force, for tests and tools."""
@@ -195,3 +228,21 @@ class ModelServer(GrpcServicer):
             "config": self._plane.config,
             "repr": repr(self._plane),
         }
+
+
+def _request(
+    model_name: str,
+    inputs: Mapping[str, npt.ArrayLike],
+    model_version: str,
+    outputs: Sequence[str] | None,
+    parameters: Mapping[str, ParameterValue] | None,
+    request_id: str,
+) -> InferRequest:
+    return InferRequest(
+        model_name,
+        [Tensor.from_numpy(name, array) for name, array in inputs.items()],
+        model_version=model_version,
+        id=request_id,
+        outputs=[RequestedOutput(name) for name in outputs or ()],
+        parameters=dict(parameters or {}),
+    )

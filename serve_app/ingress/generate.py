@@ -38,7 +38,7 @@ class GenerateEndpoint:
     """`POST M/generate` or `M/generate_stream`, as a plain ASGI application.
 
     A client that goes away cancels the model's work. Each event is handed to the server before the next response is
-    read, so a slow client makes the model wait.
+    read, so what a slow client has not taken waits in Triton.
 
     Args:
         plane: Borrowed.

@@ -22,7 +22,7 @@ MAX_OUTSTANDING = 32
 """Requests of one stream under way at once; the next one is read when one of them is answered in full."""
 
 MAX_BUFFERED = 2
-"""Responses that wait for the client to take them; models wait beyond that."""
+"""Responses that wait here for the client to take them; the others wait in Triton."""
 
 Message = Any
 _Answer = Message | Exception | None

@@ -15,7 +15,7 @@ from serve_app.errors import DeadlineExceeded, EndpointUnavailable, EndpointUnre
 from serve_app.settings import ChannelSettings
 from serve_app.triton.cancellation import is_task_cancelled
 from serve_app.triton.status import CallContext, translate
-from serve_app.triton.stream import METADATA, responses
+from serve_app.triton.stream import responses
 
 KEEPALIVE_TIMEOUT_S = 20.0
 """How long a ping may stay unanswered; grpc's own default."""
@@ -155,7 +155,7 @@ class Channel:
         """
         if self.is_closed():
             raise PoolClosed(repr(self))
-        call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=METADATA)
+        call = self._stub.ModelStreamInfer(timeout=timeout_s)
         try:
             async with contextlib.aclosing(
                 responses(call, message, context, response_timeout_s=response_timeout_s)

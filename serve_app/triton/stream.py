@@ -8,12 +8,15 @@ from typing import Any
 
 import grpc
 
-from serve_app.errors import DeadlineExceeded, EndpointUnavailable
+from serve_app.errors import DeadlineExceeded, EndpointUnavailable, ServeAppError
 from serve_app.triton.cancellation import is_task_cancelled
 from serve_app.triton.status import CallContext, code_of, translate
 
-METADATA = (("triton_grpc_error", "true"),)
-"""Makes Triton end the call with a status where the model fails, instead of sending a text without one."""
+# Triton's errors come as texts without a status here. With the metadata `triton_grpc_error: true` they would have one,
+# but tritonserver 2.51 dies of a decoupled model's error then (signal 11, each time).
+
+ERROR_GRACE_S = 1.0
+"""How long a call may take to end by itself after an error, before it is cancelled."""
 
 
 async def responses(
@@ -38,6 +41,7 @@ async def responses(
         ServeAppError: See `status.translate`.
     """
     has_expired = False
+    failure: ServeAppError | None = None
 
     def expire() -> None:
         nonlocal has_expired
@@ -51,16 +55,22 @@ async def responses(
         await call.write(message)
         await call.done_writing()
         while (answer := await call.read()) is not grpc.aio.EOF:
+            if failure is not None:
+                continue
             timer.cancel()
             if answer.error_message:
-                raise translate(code_of(answer.error_message), answer.error_message, context)
+                failure = translate(code_of(answer.error_message), answer.error_message, context)
+                timer = loop.call_later(ERROR_GRACE_S, expire)
+                continue
             yield answer.infer_response
             timer = loop.call_later(response_timeout_s, expire)
+        if failure is not None:
+            raise failure
         code = await call.code()
         if code is not grpc.StatusCode.OK:
             raise translate(code, await call.details(), context)
     except grpc.aio.AioRpcError as error:
-        raise translate(error.code(), error.details(), context) from None
+        raise failure or translate(error.code(), error.details(), context) from None
     except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
         if call.done():  # writing to a call that has ended says no more than that
             code = await call.code()
@@ -69,6 +79,8 @@ async def responses(
         raise EndpointUnavailable(context.endpoint, f"grpc could not carry the call: {error}") from None
     except asyncio.CancelledError:
         if has_expired and not is_task_cancelled():
+            if failure is not None:
+                raise failure from None
             raise DeadlineExceeded(f"waiting for a response of {context.model}", response_timeout_s) from None
         raise
     finally:

@@ -40,7 +40,7 @@ SAME = [
     ("repeat", {"COUNT": 1}),
     *([("texts", {"INPUT0": 'héllo "\n'}), ("texts", {"INPUT0": ["a", "b"]})] if HAS_TEXT else []),
 ]
-STREAMED = [("repeat", {"COUNT": 0}), ("repeat", {"COUNT": 5, "DELAY_MS": 1}), ("repeat", {"COUNT": 666})]
+STREAMED = [("repeat", {"COUNT": 0}), ("repeat", {"COUNT": 5, "DELAY_MS": 1})]
 REFUSED = [
     ("batched", {"INPUT0": 1, "other": [1]}, 400),
     ("batched", {"INPUT0": 1, "other": None}, 400),
@@ -113,9 +113,16 @@ async def test_one_response_is_the_same(pair: Pair, form: str, model: str, docum
 
 @pytest.mark.parametrize(("model", "document"), STREAMED)
 async def test_any_number_of_events_is_the_same(pair: Pair, model: str, document: object) -> None:
-    """None, several, and an error after the first."""
+    """None, and several."""
     theirs, ours = await pair.ask(f"{model}/generate_stream", document)
     assert ours == theirs
+
+
+async def test_an_error_after_the_first_event_is_the_last_one(pair: Pair) -> None:
+    """The same events, but that ours says which model failed; the server lives on."""
+    for _ in range(5):
+        theirs, ours = await pair.ask("repeat/generate_stream", {"COUNT": 666})
+        assert ours == (*theirs[:2], theirs[2].replace(b'"error":"', b'"error":"model \'repeat\' failed: '))
 
 
 @pytest.mark.parametrize("form", ["generate", "generate_stream"])

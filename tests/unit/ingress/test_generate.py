@@ -89,9 +89,9 @@ async def test_an_error_between_responses_is_an_event(front: Front) -> None:
     front.fake.models["repeat"].fail_after = 2
     answer = await post(front, f"{REPEAT}/generate_stream", {"INPUT0": 1})
     assert answer.status == 200
-    assert events(answer)[2:] == [{"error": "no more than 2 responses"}]
+    assert events(answer)[2:] == [{"error": "model 'repeat' failed: no more than 2 responses"}]
     front.fake.models["repeat"].fail_after = 0
-    assert (await post(front, f"{REPEAT}/generate_stream", {"INPUT0": 1})).status == 400
+    assert (await post(front, f"{REPEAT}/generate_stream", {"INPUT0": 1})).status == 500
 
 
 @pytest.mark.parametrize("form", ["generate", "generate_stream"])
@@ -110,7 +110,7 @@ async def test_a_client_that_leaves_stops_the_work(front: Front, form: str) -> N
     assert front.router.statistics().num_active == 0
 
 
-async def test_a_client_that_takes_nothing_makes_the_model_wait(front: Front) -> None:
+async def test_a_client_that_takes_nothing_makes_triton_wait(front: Front) -> None:
     """Responses are asked for one by one, as the client takes their events."""
     front.fake.models["repeat"].num_responses = 2000
     gate, sent = asyncio.Event(), []

@@ -101,7 +101,7 @@ async def test_errors_are_answers_and_the_stream_goes_on(front: Front) -> None:
     assert sorted(errors) == ["2", "3", "4", "5"]
     assert "INPUT0" in errors["2"]
     assert "nothing" in errors["3"]
-    assert errors["5"] == "no more than 1 responses"
+    assert errors["5"] == "model 'repeat' failed: no more than 1 responses"
     assert sorted(summary(answers)) == [("1", True), ("5", False), ("6", True)]
 
 
@@ -143,7 +143,7 @@ async def test_no_more_is_read_than_is_under_way(front: Front) -> None:
     assert len(await task) == len(read) == 100
 
 
-async def test_a_client_that_takes_nothing_makes_models_wait(front: Front) -> None:
+async def test_a_client_that_takes_nothing_makes_triton_wait(front: Front) -> None:
     """A few responses wait for it, the others are not asked for."""
     front.fake.models["repeat"].num_responses = 100_000
     stream = InferStream(front.plane)

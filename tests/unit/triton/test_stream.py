@@ -19,7 +19,6 @@ from serve_app.errors import (
     ModelNotFound,
     NoEndpoint,
     PoolClosed,
-    RequestRejected,
     ServeAppError,
 )
 from serve_app.protocol.messages import InferRequest, InferResponse, Parameters
@@ -87,10 +86,10 @@ async def test_the_empty_final_response_comes_only_when_asked_for() -> None:
 
 
 async def test_an_error_between_responses_is_typed() -> None:
-    """What came before it is delivered; the status is Triton's; nothing is tried again."""
+    """What came before it is delivered; nothing is tried again."""
     async with fleet(FakeTriton(repeat(3, fail_after=1))) as router:
         got: list[InferResponse] = []
-        with pytest.raises(RequestRejected, match="no more than 1"):
+        with pytest.raises(BackendFailed, match="no more than 1"):
             await drain(router.stream(make_request(), response_timeout_s=5.0), got)
         assert len(got) == 1
         assert router.statistics().num_retries == 0
