@@ -25,7 +25,7 @@ def check_request(request: InferRequest, spec: ModelSpec, limits: LimitSettings)
     Args:
         request: From any of the codecs.
         spec: The model.
-        limits: `max_inputs` and `max_rank` are checked here for every way in.
+        limits: `max_inputs`, `max_rank` and `max_request_bytes` are checked here for every way in.
 
     Returns:
         The rows, the size of every input's first dimension; 1 for models that do not batch. More than
@@ -35,12 +35,15 @@ def check_request(request: InferRequest, spec: ModelSpec, limits: LimitSettings)
         TensorNameMismatch: An unknown, repeated or missing input or output.
         TensorDatatypeMismatch: An input of another datatype than the model's.
         TensorShapeMismatch: An input of another shape, or whose data does not fill its shape.
-        RequestTooLarge: Too many inputs, dimensions or rows.
+        RequestTooLarge: Too many inputs, bytes in them, dimensions or rows.
         InvalidRequest: No inputs for a model whose inputs are all optional and that batches.
     """
     inputs, has_rows = request.inputs, spec.max_batch_size > 0
     if len(inputs) > limits.max_inputs:
         raise RequestTooLarge("inputs", len(inputs), limits.max_inputs, "tensors")
+    size_bytes = sum([tensor.size_bytes for tensor in inputs])
+    if size_bytes > limits.max_request_bytes:  # over HTTP the body was measured; gRPC and handles are measured here
+        raise RequestTooLarge("input tensors", size_bytes, limits.max_request_bytes)
     seen: set[str] = set()
     rows = -1
     for tensor in inputs:

@@ -154,3 +154,12 @@ def test_huge_shapes_are_refused_without_arithmetic_overflow() -> None:
     spec = model(TensorSpec("a", "FP32", (-1, -1)))
     with pytest.raises(TensorShapeMismatch):
         check(spec, Tensor("a", "FP32", (2**62, 2**62), b"1234"))
+
+
+def test_input_tensors_above_the_limit_of_size() -> None:
+    """Size and limit are named; what is just at the limit passes."""
+    tensor = zeros("a", "FP32", (4, 3))
+    assert check(ROWS, tensor, limits=LimitSettings(max_request_bytes=48)) == 4
+    with pytest.raises(RequestTooLarge) as raised:
+        check(ROWS, tensor, limits=LimitSettings(max_request_bytes=47))
+    assert str(raised.value) == "input tensors: 48 bytes, the limit is 47 bytes"
