@@ -152,4 +152,10 @@ async def test_triton_servers_of_the_users_own(plain: PlainRay) -> None:
         await asyncio.to_thread(plain.run, f"serve deploy -a {dashboard} {file}")
         await wait_until(plain.answers, timeout_s=90, what=lambda: "serve deploy without a fleet")
         assert [process for process in plain.processes() if process.name() == "tritonserver"] == []
+        repository = f"http://127.0.0.1:{plain.ports['http']}/v2/repository/models/identity"
+        for verb, is_loaded in (("load", True), ("unload", False)):
+            answer = await asyncio.to_thread(requests.post, f"{repository}/{verb}", timeout=60)
+            assert answer.status_code == 200, answer.text
+            probe = f"http://127.0.0.1:{plain.ports['http']}/v2/models/identity/ready"
+            assert (await asyncio.to_thread(requests.get, probe, timeout=30)).ok is is_loaded
         await asyncio.to_thread(plain.run, f"serve shutdown -y -a {dashboard}")
