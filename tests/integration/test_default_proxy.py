@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc as grpc_library
 import numpy as np
 import pytest
 import requests
 import tritonclient.grpc as triton_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support import sample_inputs
 from tests.support.stack import ROOT, Stack
@@ -93,3 +95,14 @@ def test_the_same_errors(proxied: Stack) -> None:
     answer = requests.post(url, json=slow, headers=headers, timeout=20)
     assert answer.status_code == 504
     assert "deadline" in answer.json()["error"]
+
+
+def test_health_passes_the_proxy(proxied: Stack) -> None:
+    """Its messages are pickled on their way here: one answer, and a stream of them."""
+    asked = health_pb2.HealthCheckRequest()
+    with grpc_library.insecure_channel(proxied.grpc) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        assert health.Check(asked, timeout=20).status == health_pb2.HealthCheckResponse.SERVING
+        watch = health.Watch(asked, timeout=20)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
