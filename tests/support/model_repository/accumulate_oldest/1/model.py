@@ -23,7 +23,9 @@ class TritonPythonModel:
             key = request.correlation_id()
             if request.flags() & START:
                 self._sums[key] = 0
-            self._sums[key] += int(pb_utils.get_input_tensor_by_name(request, "VALUE").as_numpy()[0, 0])
+            # The direct strategy fills empty slots with requests of no sequence.
+            value = int(pb_utils.get_input_tensor_by_name(request, "VALUE").as_numpy()[0, 0])
+            self._sums[key] = self._sums.get(key, 0) + value
             values = {"SUM": self._sums[key], "PROCESS": os.getpid()}
             if request.flags() & END:
                 del self._sums[key]
