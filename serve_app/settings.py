@@ -1,8 +1,7 @@
 """Every setting, its unit, its default and the reason for it. The only module that reads the environment.
 
 `ModelServerArgs` and `TritonServerArgs` are the `args:` of the two app builders in `deployments.yaml`; a change
-there replaces replicas. `ModelServerConfig` and `TritonServerConfig` are their deployments' `user_config:`; a
-change there is applied in place.
+there replaces replicas. `ModelServerConfig` is the front's `user_config:`; a change there is applied in place.
 """
 
 from __future__ import annotations

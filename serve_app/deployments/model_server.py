@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 import ray
+from pydantic import ValidationError
 from starlette.types import ASGIApp
 
 from serve_app.clock import MonotonicClock
@@ -50,6 +51,7 @@ class ModelServer(GrpcServicer):
         self._stack = contextlib.AsyncExitStack()
         self._clock = MonotonicClock()
         self._has_endpoint = asyncio.Event()
+        self._is_configured, self._refused_config = False, ""
         self._refreshing: set[asyncio.Task[None]] = set()
         try:
             await self._open()
@@ -134,10 +136,22 @@ class ModelServer(GrpcServicer):
     async def reconfigure(self, config: dict[str, Any]) -> None:
         """Apply a new `user_config` in place; a coroutine, for Ray Serve calls plain methods in another thread.
 
+        A running replica refuses settings that are wrong by keeping those it has: Ray Serve would stop every replica
+        that raises here, so one slip in a file would end the service. The refusal is logged, and `statistics` has it.
+
         Raises:
-            pydantic.ValidationError: A key is unknown or a value out of range; the old settings stay in force.
+            pydantic.ValidationError: A key is unknown or a value out of range, and there are no settings yet.
         """
-        self._plane.reconfigure(ModelServerConfig.model_validate(config))
+        try:
+            settings = ModelServerConfig.model_validate(config)
+        except ValidationError as problem:
+            if not self._is_configured:
+                raise
+            self._refused_config = str(problem)
+            logger.error("user_config refused, the settings in force stay: %s", problem)
+            return
+        self._is_configured, self._refused_config = True, ""
+        self._plane.reconfigure(settings)
 
     async def check_health(self) -> None:
         """Raises when this replica cannot work; that no Triton is there is not this replica's fault."""
@@ -226,6 +240,7 @@ class ModelServer(GrpcServicer):
             "plane": self._plane.statistics(),
             "router": self._router.statistics(),
             "config": self._plane.config,
+            "refused_config": self._refused_config,
             "repr": repr(self._plane),
         }
 

@@ -105,3 +105,17 @@ async def test_settings_change_in_place(stack: Stack) -> None:
         assert answer["OUTPUT0"].shape == (16, 3)
         assert stack.sent_since(before, "identity", num_rows=16).num_requests == num_requests
     assert stack.replica_pids() == pids
+
+
+async def test_wrong_settings_are_refused_and_the_old_ones_stay(stack: Stack) -> None:
+    """One slip in a deployed file does not end the service: same processes, same settings, and the refusal to read."""
+    good = {"default": {"batching": {"mode": "continuous", "max_batch_rows": 4}}}
+    stack.configure(good)
+    pids, config = stack.replica_pids(), stack.model_server_statistics()["config"]
+    stack.deploy_user_config({"default": {"batching": {"max_batch_row": 2}}})
+    await wait_until(lambda: "max_batch_row" in stack.model_server_statistics()["refused_config"], timeout_s=30)
+    assert stack.model_server_statistics()["config"] == config
+    assert stack.client.infer("identity", {"INPUT0": np.zeros((1, 3), np.float32)})["OUTPUT0"].shape == (1, 3)
+    stack.configure({"default": {"batching": {"mode": "continuous", "max_batch_rows": 8}}})
+    assert stack.model_server_statistics()["refused_config"] == ""
+    assert stack.replica_pids() == pids

@@ -198,6 +198,11 @@ class Stack:
                 lambda: bool(self.model_server_statistics()["config"] == wanted), timeout_s=30, what=user_config
             )
 
+    def deploy_user_config(self, user_config: Mapping[str, Any]) -> None:
+        """Deploy settings without waiting for them; for those that are refused."""
+        self._document["applications"][1]["deployments"][0]["user_config"] = dict(user_config)
+        self._put()
+
     def scale_fleet(self, num_servers: int) -> None:
         """Deploy another number of servers, and wait until the front knows exactly these."""
         self._document["applications"][0]["deployments"] = [{"name": "TritonServer", "num_replicas": num_servers}]
