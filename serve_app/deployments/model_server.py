@@ -22,8 +22,8 @@ from serve_app.deployments.registry import RegistryWatch, record_change
 from serve_app.errors import PoolClosed
 from serve_app.ingress.grpc_servicer import GrpcServicer, name_generated_modules
 from serve_app.ingress.http_app import http_app
-from serve_app.protocol.messages import Arrays, InferRequest, ModelSpec, ParameterValue, RequestedOutput
-from serve_app.protocol.tensor import Tensor
+from serve_app.protocol.arrays import request_of_arrays
+from serve_app.protocol.messages import Arrays, ModelSpec, ParameterValue
 from serve_app.runner import ModelRunner
 from serve_app.settings import ModelServerArgs, ModelServerConfig, ModelSettings
 from serve_app.triton.resolver import EndpointResolver
@@ -51,7 +51,7 @@ class ModelServer(GrpcServicer):
         self._stack = contextlib.AsyncExitStack()
         self._clock = MonotonicClock()
         self._has_endpoint = asyncio.Event()
-        self._is_configured, self._refused_config = False, ""
+        self._is_up, self._refused_config = False, ""
         self._refreshing: set[asyncio.Task[None]] = set()
         try:
             await self._open()
@@ -140,23 +140,24 @@ class ModelServer(GrpcServicer):
         that raises here, so one slip in a file would end the service. The refusal is logged, and `statistics` has it.
 
         Raises:
-            pydantic.ValidationError: A key is unknown or a value out of range, and there are no settings yet.
+            pydantic.ValidationError: A key is unknown or a value out of range, and the replica is only starting.
         """
         try:
             settings = ModelServerConfig.model_validate(config)
         except ValidationError as problem:
-            if not self._is_configured:
+            if not self._is_up:
                 raise
             self._refused_config = str(problem)
             logger.error("user_config refused, the settings in force stay: %s", problem)
             return
-        self._is_configured, self._refused_config = True, ""
+        self._is_up, self._refused_config = True, ""
         self._plane.reconfigure(settings)
 
     async def check_health(self) -> None:
         """Raises when this replica cannot work; that no Triton is there is not this replica's fault."""
         if not self._plane.is_live():
             raise PoolClosed("this replica")
+        self._is_up = True  # Serve asks once the replica has started, with or without settings
 
     async def __del__(self) -> None:
         """Ray Serve awaits this when it stops a replica, after its last request; no garbage collector is involved."""
@@ -193,7 +194,14 @@ class ModelServer(GrpcServicer):
         Raises:
             ServeAppError: As the HTTP and gRPC ingress would answer it.
         """
-        request = _request(model_name, inputs, model_version, outputs, parameters, request_id)
+        request = request_of_arrays(
+            model_name,
+            inputs,
+            model_version=model_version,
+            outputs=outputs,
+            parameters=parameters,
+            request_id=request_id,
+        )
         answer = await self._plane.infer(request, timeout_s=timeout_s)
         return {tensor.name: tensor.to_numpy() for tensor in answer.outputs}
 
@@ -228,7 +236,14 @@ class ModelServer(GrpcServicer):
         Raises:
             ServeAppError: As `infer`, at any time.
         """
-        request = _request(model_name, inputs, model_version, outputs, parameters, request_id)
+        request = request_of_arrays(
+            model_name,
+            inputs,
+            model_version=model_version,
+            outputs=outputs,
+            parameters=parameters,
+            request_id=request_id,
+        )
         async with contextlib.aclosing(self._plane.stream(request, timeout_s=timeout_s)) as responses:
             async for response in responses:
                 if response.outputs:
@@ -243,21 +258,3 @@ class ModelServer(GrpcServicer):
             "refused_config": self._refused_config,
             "repr": repr(self._plane),
         }
-
-
-def _request(
-    model_name: str,
-    inputs: Mapping[str, npt.ArrayLike],
-    model_version: str,
-    outputs: Sequence[str] | None,
-    parameters: Mapping[str, ParameterValue] | None,
-    request_id: str,
-) -> InferRequest:
-    return InferRequest(
-        model_name,
-        [Tensor.from_numpy(name, array) for name, array in inputs.items()],
-        model_version=model_version,
-        id=request_id,
-        outputs=[RequestedOutput(name) for name in outputs or ()],
-        parameters=dict(parameters or {}),
-    )
