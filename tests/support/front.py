@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 
 from serve_app.clock import MonotonicClock
 from serve_app.dataplane import DataPlane
 from serve_app.endpoint import Endpoint
+from serve_app.fleet_control import ChangeLog
 from serve_app.runner import ModelRunner
 from serve_app.settings import ChannelSettings, LimitSettings, ModelServerConfig, ModelSettings
 from serve_app.triton.fake import FakeModel, FakeTriton
@@ -35,9 +36,21 @@ async def running_front(*models: FakeModel, settings: ModelSettings | None = Non
 
 @contextlib.asynccontextmanager
 async def running_plane(
-    *endpoints: Endpoint, settings: ModelSettings | None = None
+    *endpoints: Endpoint,
+    settings: ModelSettings | None = None,
+    limits: LimitSettings = LIMITS,
+    names: Collection[str] = (),
+    change_log: ChangeLog | None = None,
 ) -> AsyncIterator[tuple[DataPlane, Router]]:
-    """A data plane and its router over servers that run."""
+    """A data plane and its router over servers that run.
+
+    Args:
+        endpoints: The servers.
+        settings: Of every model.
+        limits: Sizes beyond which requests are refused.
+        names: Models served; empty means all.
+        change_log: Where loads and unloads are kept for servers that join.
+    """
     clock = MonotonicClock()
     async with (
         Router(ChannelSettings(), clock=clock) as router,
@@ -48,14 +61,16 @@ async def running_plane(
                 settings,
                 send=lambda request, timeout_s: router.infer(request, timeout_s=timeout_s),
                 num_endpoints=lambda: router.num_endpoints,
-                limits=LIMITS,
+                limits=limits,
                 clock=clock,
                 open_stream=lambda request, response_timeout_s, timeout_s: router.stream(
                     request, response_timeout_s=response_timeout_s, timeout_s=timeout_s
                 ),
             ),
             config=ModelServerConfig(default=settings or ModelSettings()),
+            models=names,
             clock=clock,
+            change_log=change_log,
         ) as plane,
     ):
         router.update(endpoints)

@@ -9,39 +9,21 @@ from collections.abc import AsyncIterator, Iterator
 
 import uvicorn
 
-from serve_app.clock import MonotonicClock
 from serve_app.dataplane import DataPlane
 from serve_app.ingress.http_app import http_app
-from serve_app.runner import ModelRunner
-from serve_app.settings import ChannelSettings, LimitSettings, ModelServerConfig
+from serve_app.settings import LimitSettings
 from serve_app.triton.fake import FakeModel, FakeTriton
-from serve_app.triton.router import Router
+from tests.support.front import running_plane
 from tests.support.waiting import wait_until_sync
 
 
 @contextlib.asynccontextmanager
 async def open_plane(limits: LimitSettings) -> AsyncIterator[tuple[DataPlane, FakeTriton]]:
     """A data plane with model `identity` served and ready."""
-    clock = MonotonicClock()
     async with (
         FakeTriton(FakeModel()) as fake,
-        Router(ChannelSettings(), clock=clock) as router,
-        DataPlane(
-            router,
-            lambda spec, settings: ModelRunner(
-                spec,
-                settings,
-                send=lambda request, timeout_s: router.infer(request, timeout_s=timeout_s),
-                num_endpoints=lambda: router.num_endpoints,
-                limits=limits,
-                clock=clock,
-            ),
-            config=ModelServerConfig(),
-            models=["identity"],
-            clock=clock,
-        ) as plane,
+        running_plane(fake.endpoint, limits=limits, names=["identity"]) as (plane, _),
     ):
-        router.update([fake.endpoint])
         yield plane, fake
 
 

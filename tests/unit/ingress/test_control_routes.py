@@ -14,17 +14,15 @@ import pytest
 from starlette.types import ASGIApp
 from tritonclient.grpc import service_pb2
 
-from serve_app.clock import MonotonicClock
 from serve_app.dataplane import DataPlane
 from serve_app.errors import InvalidRequest, RequestTooLarge
 from serve_app.ingress.http_app import http_app
 from serve_app.protocol import control_codec
 from serve_app.protocol.server_answers import ServerAnswer
-from serve_app.runner import ModelRunner
-from serve_app.settings import ChannelSettings, LimitSettings, ModelServerConfig
+from serve_app.settings import LimitSettings
 from serve_app.triton.fake import Failure, FakeModel, FakeTriton
-from serve_app.triton.router import Router
 from tests.support.asgi import Answer, request
+from tests.support.front import running_plane
 from tests.support.waiting import wait_until
 
 LIMITS = LimitSettings()
@@ -70,28 +68,12 @@ class Front:
 @pytest.fixture
 async def front() -> AsyncIterator[Front]:
     """One replica's insides, without Ray."""
-    clock, log = MonotonicClock(), Log()
+    log = Log()
     async with (
         FakeTriton(FakeModel(), FakeModel(name="other")) as one,
         FakeTriton(FakeModel(), FakeModel(name="other")) as two,
-        Router(ChannelSettings(), clock=clock) as router,
-        DataPlane(
-            router,
-            lambda spec, settings: ModelRunner(
-                spec,
-                settings,
-                send=lambda request, timeout_s: router.infer(request, timeout_s=timeout_s),
-                num_endpoints=lambda: router.num_endpoints,
-                limits=LIMITS,
-                clock=clock,
-            ),
-            config=ModelServerConfig(),
-            models=["identity"],
-            clock=clock,
-            change_log=log,
-        ) as plane,
+        running_plane(one.endpoint, two.endpoint, limits=LIMITS, names=["identity"], change_log=log) as (plane, _),
     ):
-        router.update([one.endpoint, two.endpoint])
         yield Front(http_app(plane, LIMITS), plane, (one, two), log)
 
 

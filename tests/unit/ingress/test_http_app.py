@@ -13,14 +13,12 @@ import orjson
 import pytest
 from starlette.types import ASGIApp
 
-from serve_app.clock import MonotonicClock
 from serve_app.dataplane import DataPlane
 from serve_app.ingress.http_app import http_app
-from serve_app.runner import ModelRunner
-from serve_app.settings import ChannelSettings, LimitSettings, ModelServerConfig
+from serve_app.settings import LimitSettings
 from serve_app.triton.fake import FakeModel, FakeTriton
-from serve_app.triton.router import Router
 from tests.support.asgi import Answer, request
+from tests.support.front import running_plane
 
 INFER = "/v2/models/identity/infer"
 BODY = orjson.dumps({"id": "7", "inputs": [{"name": "INPUT0", "shape": [1, 2], "datatype": "FP32", "data": [1.5, 2]}]})
@@ -46,26 +44,10 @@ class Front:
 @pytest.fixture
 async def front() -> AsyncIterator[Front]:
     """One replica's insides, without Ray."""
-    clock = MonotonicClock()
     async with (
         FakeTriton(FakeModel(), FakeModel(name="other")) as fake,
-        Router(ChannelSettings(), clock=clock) as router,
-        DataPlane(
-            router,
-            lambda spec, settings: ModelRunner(
-                spec,
-                settings,
-                send=lambda request, timeout_s: router.infer(request, timeout_s=timeout_s),
-                num_endpoints=lambda: router.num_endpoints,
-                limits=LIMITS,
-                clock=clock,
-            ),
-            config=ModelServerConfig(),
-            models=["identity"],
-            clock=clock,
-        ) as plane,
+        running_plane(fake.endpoint, limits=LIMITS, names=["identity"]) as (plane, _),
     ):
-        router.update([fake.endpoint])
         yield Front(http_app(plane, LIMITS), plane, fake)
 
 
