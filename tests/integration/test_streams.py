@@ -34,6 +34,12 @@ def repeat_inputs(count: int, *, delay_ms: int = 0) -> list[Any]:
     return client_inputs(triton_grpc, counts(count, delay_ms=delay_ms))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_server(stack: Stack) -> None:
+    """`num_cancelled` asks a model what it has counted; with more servers another one might answer."""
+    stack.scale_fleet(1)
+
+
 def num_cancelled(stack: Stack) -> int:
     answer = requests.post(f"http://{stack.http}/v2/models/repeat/generate", json={"COUNT": 1}, timeout=20)
     return int(answer.json()["CANCELLED"])
