@@ -15,7 +15,7 @@ import pytest
 import requests
 import yaml
 
-from tests.support.stack import BIN, ROOT, free_ports
+from tests.support.stack import BIN, ROOT, free_ports, name_of
 from tests.support.triton_server import running_triton
 from tests.support.waiting import wait_until, wait_until_sync
 
@@ -139,7 +139,7 @@ def test_serve_deploy_then_serve_run(plain: PlainRay) -> None:
             os.killpg(running.pid, signal.SIGKILL)
     plain.run(f"serve shutdown -y -a {dashboard}")
     wait_until_sync(
-        lambda: not any(process.name() == "tritonserver" for process in plain.processes()),
+        lambda: not any(name_of(process) == "tritonserver" for process in plain.processes()),
         timeout_s=60,
         what="the end of the fleet",
     )
@@ -159,7 +159,7 @@ async def test_triton_servers_of_the_users_own(plain: PlainRay) -> None:
         file.write_text(yaml.safe_dump(document))
         await asyncio.to_thread(plain.run, f"serve deploy -a {dashboard} {file}")
         await wait_until(plain.answers, timeout_s=90, what=lambda: "serve deploy without a fleet")
-        assert [process for process in plain.processes() if process.name() == "tritonserver"] == []
+        assert [process for process in plain.processes() if name_of(process) == "tritonserver"] == []
         repository = f"http://127.0.0.1:{plain.ports['http']}/v2/repository/models/identity"
         for verb, is_loaded in (("load", True), ("unload", False)):
             answer = await asyncio.to_thread(requests.post, f"{repository}/{verb}", timeout=60)

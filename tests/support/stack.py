@@ -261,13 +261,13 @@ class Stack:
 
     def replica_pids(self) -> set[int]:
         """Processes of the front's replicas and of the fleet's."""
-        pids = {process.pid for process in self.processes() if process.name().startswith("ray::ServeReplica")}
+        pids = {process.pid for process in self.processes() if name_of(process).startswith("ray::ServeReplica")}
         assert pids
         return pids
 
     def tritonservers(self) -> list[psutil.Process]:
         """The fleet's server processes."""
-        return [process for process in self.processes() if process.name() == "tritonserver"]
+        return [process for process in self.processes() if name_of(process) == "tritonserver"]
 
     def sent_since(self, before: TritonCounts, model: str, *, num_rows: int) -> TritonCounts:
         """What was sent since an earlier look, once Triton has counted `num_rows`: it counts after it has answered."""
@@ -290,4 +290,20 @@ class Stack:
     @staticmethod
     def live_servers(servers: list[psutil.Process]) -> list[psutil.Process]:
         """Those of some processes that still run."""
-        return [p for p in servers if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        living = []
+        for process in servers:
+            try:
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    living.append(process)
+            except psutil.Error:
+                continue
+        return living
+
+
+def name_of(process: psutil.Process) -> str:
+    """A process's name; empty for one that has ended since it was found."""
+    try:
+        name: str = process.name()
+    except psutil.Error:
+        return ""
+    return name
