@@ -41,11 +41,6 @@ class StopSignals:
         for event in self._events[: len(self._received)]:
             event.set()
 
-    @property
-    def num_received(self) -> int:
-        """Signals so far."""
-        return len(self._received)
-
     async def first(self) -> None:
         """Return once a signal came: stop in order."""
         await self._events[0].wait()
