@@ -19,6 +19,9 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 VENV_PYTHON = os.path.join(VENV, "bin", "python")
+# Clients of others that tests talk through have an environment of their own: their pins are not ours.
+CLIENTS = os.path.join(VENV, "clients")
+CLIENTS_PYTHON = os.path.join(CLIENTS, "bin", "python")
 
 MIN_GLIBC = (2, 35)  # the Triton wheel is tagged manylinux_2_35
 MIN_DISK_BYTES = 3 * 1024**3  # the environment, the runtime, the samples and pip's downloads of them
@@ -156,6 +159,25 @@ def install(with_dev):
         [[VENV_PYTHON, "-m", "serve_app.fleet.install"]],
     )
     subprocess.check_call([VENV_PYTHON, "-m", "serve_app.samples"], cwd=ROOT)
+    if with_dev:
+        install_clients(quiet)
+
+
+def install_clients(quiet):
+    """The KServe client and perf_analyzer, for the tests alone."""
+    pip = [CLIENTS_PYTHON, "-m", "pip", "--disable-pip-version-check", "install"]
+    pip += quiet + ["--only-binary=:all:", "--no-compile", "--require-hashes"]
+    locks = ["tests/clients/kserve.lock", "tests/clients/perf-analyzer.txt"]
+    step(
+        "Installing the KServe client and perf_analyzer for the tests (half a minute)",
+        ".stamp-clients",
+        locks + [ROOT],
+        [
+            [VENV_PYTHON, "-m", "venv", "--clear", CLIENTS],
+            pip + ["-r", locks[0]],
+            pip + ["--no-deps", "-r", locks[1]],
+        ],
+    )
 
 
 def main():
