@@ -12,7 +12,7 @@ from serve_app.protocol.datatypes import DATATYPES
 from serve_app.protocol.json_codec import parse_json
 from serve_app.protocol.json_tensor import json_values, non_finite_fragment, pack_json
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec, Parameters, TensorSpec
-from serve_app.protocol.parameters import check_request_parameters, json_type
+from serve_app.protocol.parameters import RESERVED_PREFIX, check_request_parameters, json_type
 from serve_app.protocol.tensor import Tensor
 
 
@@ -20,7 +20,9 @@ def decode_generate_request(body: bytes, spec: ModelSpec, *, model_version: str 
     """The request in the body of `generate` or `generate_stream`.
 
     A member that is named like an input is that input: one value or a flat array. `id` is the request's id, and every
-    other member is a parameter. The members of an object `parameters` count as members of the body.
+    other member is a parameter. The members of an object `parameters` count as members of the body, but for an `id`.
+    Parameters that start with `triton_` are taken, as Triton takes them here, and go no further: over gRPC, by which
+    the request goes on, Triton keeps such names for itself.
 
     Args:
         body: JSON, unpacked.
@@ -36,18 +38,16 @@ def decode_generate_request(body: bytes, spec: ModelSpec, *, model_version: str 
     nested = document.pop("parameters", {}) if "parameters" not in spec.inputs else {}
     if type(nested) is not dict:
         raise InvalidRequest("parameters", json_type(nested), "an object")
+    request_id = document.pop("id", "") if "id" not in spec.inputs else ""
+    if type(request_id) is not str:
+        raise InvalidRequest("id", json_type(request_id), "a string")
     inputs: list[Tensor] = []
     parameters: Parameters = {}
-    request_id = ""
     for key, value in (*document.items(), *nested.items()):
         expected = spec.inputs.get(key)
         if expected is not None:
             inputs.append(_tensor(value, expected))
-        elif key == "id":
-            if type(value) is not str:
-                raise InvalidRequest("id", json_type(value), "a string")
-            request_id = value
-        else:
+        elif not key.startswith(RESERVED_PREFIX) or type(value) not in (bool, int, float, str):
             parameters[key] = value
     check_request_parameters(parameters)
     return InferRequest(spec.name, inputs, model_version, request_id, [], parameters)

@@ -34,6 +34,9 @@ SAME = [
     ("batched", {"INPUT0": []}),
     ("batched", {"INPUT0": 1, "id": "x", "other": 7, "parameters": {"a": 1.5, "b": "x", "c": True}}),
     ("batched", {"parameters": {"INPUT0": [1, 2, 3]}}),
+    ("batched", {"INPUT0": 1, "parameters": {"id": "x"}}),
+    ("batched", {"INPUT0": 1, "triton_enable_empty_final_response": True, "triton_other": 1.5}),
+    ("batched", {"INPUT0": 1, "parameters": {"triton_other": "x"}, "model_name": "other", "outputs": "x"}),
     ("batched", {"INPUT0": 1, "timeout": 300000, "priority": 1}),
     ("fixed", {"INPUT0": [1, 2, 3, 4, 5, 6]}),
     ("flags", {"INPUT0": [True, False]}),
@@ -44,6 +47,8 @@ STREAMED = [("repeat", {"COUNT": 0}), ("repeat", {"COUNT": 5, "DELAY_MS": 1})]
 REFUSED = [
     ("batched", {"INPUT0": 1, "other": [1]}, 400),
     ("batched", {"INPUT0": 1, "other": None}, 400),
+    ("batched", {"INPUT0": 1, "triton_other": {}}, 400),
+    ("batched", {"INPUT0": 1, "parameters": {"INPUT0": 1}}, 400),
     ("batched", {}, 400),
     ("fixed", {"INPUT0": [1, 2, 3, 4]}, 400),
     ("fixed", {"INPUT0": [[1, 2, 3], [4, 5, 6]]}, 400),

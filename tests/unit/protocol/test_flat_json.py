@@ -46,6 +46,14 @@ def test_members_are_inputs_an_id_or_parameters() -> None:
     assert (flag.shape, flag.to_numpy().tolist()) == ((1, 1), [[True]])
 
 
+def test_tritons_own_parameters_are_taken_and_go_no_further() -> None:
+    """As Triton takes them; over gRPC it would refuse them. Only a body's own `id` is the request's."""
+    request = decode_generate_request(
+        orjson.dumps({"TEXT": "a", "triton_a": 1, "parameters": {"triton_b": "x", "id": "7"}}), SPEC
+    )
+    assert (request.id, request.parameters) == ("", {"id": "7"})
+
+
 @pytest.mark.parametrize(
     ("num_elements", "shape", "expected"),
     [
@@ -89,6 +97,7 @@ def test_elements_that_fill_no_shape(num_elements: int, shape: tuple[int, ...]) 
         ({"other": [1]}, InvalidRequest),
         ({"other": None}, InvalidRequest),
         ({"other": {}}, InvalidRequest),
+        ({"triton_other": {}}, InvalidRequest),
     ],
 )
 def test_what_is_no_generate_request(document: object, error: type[InvalidRequest]) -> None:
