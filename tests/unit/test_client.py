@@ -18,6 +18,7 @@ from ray.serve.exceptions import RayServeException
 from serve_app.client import InferFuture, ModelClient
 from serve_app.errors import EndpointUnavailable, PoolClosed, RequestCancelled, Unsupported
 from serve_app.protocol.messages import Arrays
+from tests.support.waiting import wait_until_sync
 
 INPUTS = {"x": np.zeros(1)}
 
@@ -30,6 +31,7 @@ class Response:
 
     def __await__(self) -> Generator[Any, None, Arrays]:
         if self._is_endless:
+            Handle.num_endless += 1
             yield from asyncio.get_running_loop().create_future()
         if self._ending is not None:
             raise self._ending
@@ -43,6 +45,7 @@ class Handle:
 
     ending: Exception | None = None
     is_endless = False
+    num_endless = 0
 
     @property
     def infer(self) -> Handle:
@@ -148,13 +151,13 @@ def test_errors_of_ray_are_ours(handles: list[Handle], monkeypatch: pytest.Monke
 def test_closing_cancels_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits in `infer` hears of it, and every callback is called."""
     monkeypatch.setattr(Handle, "is_endless", True)
+    monkeypatch.setattr(Handle, "num_endless", 0)
     called = threading.Event()
     client = ModelClient()
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(client.infer, "m", INPUTS)
         future = client.submit("m", INPUTS, callback=lambda done: called.set())
-        while client._loop is None or len(asyncio.all_tasks(client._loop)) < 2:
-            threading.Event().wait(0.01)
+        wait_until_sync(lambda: Handle.num_endless == 2, timeout_s=30)
         client.close()
         assert future.cancelled()
         assert called.wait(5.0)
