@@ -35,7 +35,8 @@ class DeploymentsFile:
         http_port: HTTP port.
         grpc_port: gRPC port; `None` where the file registers no gRPC service.
         applications: Names of the applications, in the file's order.
-        has_route: Whether at least one application answers HTTP.
+        routed: Names of those that answer HTTP and gRPC.
+        routes: Where those of them that serve models answer HTTP: route prefixes without a slash at the end.
     """
 
     path: Path
@@ -44,7 +45,8 @@ class DeploymentsFile:
     http_port: int
     grpc_port: int | None
     applications: tuple[str, ...]
-    has_route: bool
+    routed: tuple[str, ...]
+    routes: tuple[str, ...]
 
     @classmethod
     def read(cls, path: Path, settings: LauncherSettings) -> DeploymentsFile:
@@ -75,7 +77,8 @@ class DeploymentsFile:
             http_port=config["http_options"]["port"],
             grpc_port=grpc["port"] if grpc.get("grpc_servicer_functions") else None,
             applications=tuple(app.get("name", "default") for app in applications),
-            has_route=any(app.get("route_prefix", "/") is not None for app in applications),
+            routed=tuple(app.get("name", "default") for app in applications if _route_of(app) is not None),
+            routes=_routes(applications),
         )
 
     @staticmethod
@@ -113,6 +116,18 @@ class DeploymentsFile:
     def connect_host(self) -> str:
         """Where a client on this machine reaches HTTP."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
+
+
+def _route_of(app: dict[str, Any]) -> str | None:
+    """Its route prefix without a slash at the end; `None` for one that is reached by handle alone."""
+    prefix: str | None = app.get("route_prefix", "/")
+    return None if prefix is None else prefix.rstrip("/")
+
+
+def _routes(applications: list[dict[str, Any]]) -> tuple[str, ...]:
+    routed = [(app.get("import_path"), route) for app in applications if (route := _route_of(app)) is not None]
+    ours = tuple(route for import_path, route in routed if import_path == MODEL_SERVER)
+    return ours or (("",) if routed else ())
 
 
 def _validate(path: Path, config: dict[str, Any]) -> None:

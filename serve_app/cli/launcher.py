@@ -145,12 +145,12 @@ class Launcher:
 
     async def _wait_until_ready(self, expires_at: float) -> Readiness:
         file = self.plan.file
-        if not (self.plan.wait_for_models and file.has_route):
+        if not (self.plan.wait_for_models and file.routes):
             return Readiness(ReadinessState.READY)
         failed_at: float | None = None
         with self.reporter.step("Waiting for the models") as step:
             while True:
-                readiness = await self._in_thread(lambda: look(file.connect_host, file.http_port), step)
+                readiness = await self._in_thread(lambda: look(file.connect_host, file.http_port, file.routes), step)
                 if readiness.state is ReadinessState.READY:
                     return readiness
                 failed_at = (failed_at or time.monotonic()) if readiness.state is ReadinessState.FAILED else None
@@ -163,13 +163,14 @@ class Launcher:
         file, plan = self.plan.file, self.plan
         host = f"[{file.connect_host}]" if ":" in file.connect_host else file.connect_host
         digits = None
-        if "digits" in readiness.models:
-            digits = call("GET", file.connect_host, file.http_port, "/v2/models/digits", timeout_s=5.0)
+        if "digits" in readiness.paths:
+            digits = call("GET", file.connect_host, file.http_port, readiness.paths["digits"], timeout_s=5.0)
         return summary(
             url=f"http://{host}:{file.http_port}",
-            models=readiness.models,
+            models=readiness.paths,
             metadata=digits.json if digits else None,
             grpc=f"{host}:{file.grpc_port}" if file.grpc_port else None,
+            applications=file.routed,
             dashboard=f"http://127.0.0.1:{plan.settings.dashboard_port}",
             deployments=file.path,
             driver_env=plan.folder.driver_env,

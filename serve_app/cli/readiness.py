@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from serve_app.cli.http_call import Answer, call
+
+V2_MODELS = "/v2/models/"
+"""Start of a model's path; in a route prefix, of an application that serves that model alone."""
 
 LOADING_STATES = ("LOADING", "UNLOADING")
 
@@ -32,35 +36,74 @@ class Readiness:
     Attributes:
         state: See `ReadinessState`.
         detail: What is waited for, or what failed, for people.
-        models: Names of the models that are served, sorted.
+        paths: The HTTP path of each model that is served, by name, sorted.
     """
 
     state: ReadinessState
     detail: str = ""
-    models: tuple[str, ...] = ()
+    paths: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that are served, sorted."""
+        return tuple(self.paths)
 
 
-def look(host: str, port: int, *, timeout_s: float = 5.0) -> Readiness:
-    """Ask `GET /v2/health/ready`, then the repository index, then each model; blocks.
+def look(host: str, port: int, routes: Sequence[str] = ("",), *, timeout_s: float = 5.0) -> Readiness:
+    """Ask every application for its models and whether they are ready; blocks.
+
+    Args:
+        host: Where HTTP is.
+        port: Where HTTP is.
+        routes: Route prefixes of the applications, without a slash at the end.
+        timeout_s: Of each call, in seconds.
+
+    Returns:
+        What holds it up, a failure first; or all models of all applications.
+    """
+    paths: dict[str, str] = {}
+    waiting: Readiness | None = None
+    for route in routes:
+        found = _look_at(host, port, route, timeout_s)
+        if found.state is ReadinessState.FAILED:
+            return found
+        if found.state is ReadinessState.WAITING:
+            waiting = waiting or found
+        paths = {**found.paths, **paths}
+    return waiting or Readiness(ReadinessState.READY, paths=dict(sorted(paths.items())))
+
+
+def _look_at(host: str, port: int, route: str, timeout_s: float) -> Readiness:
+    """Ask one application: its health, its repository index, then each model.
 
     Models that the index calls unloaded on purpose are not waited for.
     """
-    health = call("GET", host, port, "/v2/health/ready", timeout_s=timeout_s)
+    if V2_MODELS in route:
+        name = unquote(route.rpartition(V2_MODELS)[2])
+        return _models_are_ready(host, port, {name: route}, timeout_s)
+    health = call("GET", host, port, f"{route}/v2/health/ready", timeout_s=timeout_s)
     if health is None or health.status != 200:
-        return Readiness(ReadinessState.WAITING, f"/v2/health/ready: {_reason(health)}")
-    index = call("POST", host, port, "/v2/repository/index", timeout_s=timeout_s, body={})
+        return Readiness(ReadinessState.WAITING, f"{route}/v2/health/ready: {_reason(health)}")
+    index = call("POST", host, port, f"{route}/v2/repository/index", timeout_s=timeout_s, body={})
     if index is None or index.status != 200 or not isinstance(index.json, list):
-        return Readiness(ReadinessState.WAITING, f"/v2/repository/index: {_reason(index)}")
+        return Readiness(ReadinessState.WAITING, f"{route}/v2/repository/index: {_reason(index)}")
     names, failed = models_to_serve(index.json)
+    paths = {name: f"{route}{V2_MODELS}{quote(name, safe='')}" for name in names}
     if failed:
-        return Readiness(ReadinessState.FAILED, failed, names)
-    for name in names:
-        answer = call("GET", host, port, f"/v2/models/{quote(name, safe='')}/ready", timeout_s=timeout_s)
-        if answer is None or answer.status != 200:
-            return Readiness(ReadinessState.WAITING, f"model {name!r}: {_reason(answer)}", names)
+        return Readiness(ReadinessState.FAILED, failed, paths)
     if not names:
-        return Readiness(ReadinessState.WAITING, "the repository index names no model")
-    return Readiness(ReadinessState.READY, models=names)
+        return Readiness(
+            ReadinessState.WAITING, f"the repository index{f' of {route}' if route else ''} names no model"
+        )
+    return _models_are_ready(host, port, paths, timeout_s)
+
+
+def _models_are_ready(host: str, port: int, paths: Mapping[str, str], timeout_s: float) -> Readiness:
+    for name, path in paths.items():
+        answer = call("GET", host, port, f"{path}/ready", timeout_s=timeout_s)
+        if answer is None or answer.status != 200:
+            return Readiness(ReadinessState.WAITING, f"model {name!r}: {_reason(answer)}", paths)
+    return Readiness(ReadinessState.READY, paths=paths)
 
 
 def models_to_serve(index: list[Any]) -> tuple[tuple[str, ...], str]:

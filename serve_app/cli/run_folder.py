@@ -36,6 +36,7 @@ class InstanceState:
         deployments: Path of the file that was deployed.
         host: Where a client on this machine reaches HTTP.
         http_port: HTTP port.
+        routes: Route prefixes below which models are served, as `DeploymentsFile.routes`.
         grpc_port: gRPC port; `None` where no gRPC service is registered.
         dashboard_port: Ray's dashboard and REST API on 127.0.0.1.
         ports: Every fixed port of the instance.
@@ -50,6 +51,7 @@ class InstanceState:
     grpc_port: int | None
     dashboard_port: int
     ports: tuple[int, ...]
+    routes: tuple[str, ...] = ("",)
 
     @property
     def is_launcher_alive(self) -> bool:
@@ -158,7 +160,7 @@ class RunFolder:
         """The state of the instance that runs here, or was killed here; `None` without one."""
         try:
             values: dict[str, Any] = json.loads(self.state_file.read_text(encoding="utf-8"))
-            return InstanceState(**{**values, "ports": tuple(values["ports"])})
+            return InstanceState(**{**values, "ports": tuple(values["ports"]), "routes": tuple(values["routes"])})
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

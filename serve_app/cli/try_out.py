@@ -15,30 +15,31 @@ DIGITS_PIXELS = (
 # fmt: on
 
 
-def curl_line(url: str, models: Sequence[str], metadata: Mapping[str, Any] | None) -> str:
+def curl_line(url: str, models: Mapping[str, str], metadata: Mapping[str, Any] | None) -> str:
     """A curl command for one of the models.
 
     Args:
         url: Where HTTP is, without a slash at the end.
-        models: What is served; may be empty.
+        models: The HTTP path of each model that is served; may be empty.
         metadata: Model metadata of `digits` where it is served: the line is only made for the model it was made for.
     """
     if _is_digits(metadata):
         body = (
             '{"inputs":[{"name":"pixels","datatype":"FP32","shape":[1,64],"data":[%s]}],"outputs":[{"name":"label"}]}'
         )
-        return f"curl -s {url}/v2/models/digits/infer -d '{body % ','.join(map(str, DIGITS_PIXELS))}'"
+        return f"curl -s {url}{models['digits']}/infer -d '{body % ','.join(map(str, DIGITS_PIXELS))}'"
     if models:
-        return f"curl -s {url}/v2/models/{models[0]}"
+        return f"curl -s {url}{next(iter(models.values()))}"
     return f"curl -s {url}/v2/health/ready -w '%{{http_code}}\\n'"
 
 
 def summary(
     *,
     url: str,
-    models: Sequence[str],
+    models: Mapping[str, str],
     metadata: Mapping[str, Any] | None,
     grpc: str | None,
+    applications: Sequence[str] = (),
     dashboard: str,
     deployments: Path,
     driver_env: Path,
@@ -50,9 +51,10 @@ def summary(
 
     Args:
         url: Where HTTP is, without a slash at the end.
-        models: What is served; may be empty.
+        models: The HTTP path of each model that is served; may be empty.
         metadata: See `curl_line`.
         grpc: Where gRPC is; `None` where it is off.
+        applications: Names of those that answer; where there are several, gRPC clients have to choose.
         dashboard: Where the dashboard is, with its scheme.
         deployments: What was deployed.
         driver_env: File of switches for programs.
@@ -60,11 +62,12 @@ def summary(
         commands: What stands before `serve` and `serve-app`: nothing, or their folder if it is not on the path.
         run_dir: The run folder where it is not the default, which other commands have to be told.
     """
+    choice = f", with metadata `application`: {' or '.join(applications)}" if len(applications) > 1 else ""
     where = f"SERVE_APP_RUN_DIR={run_dir} " if run_dir else ""
     rows = [
-        ("Models", ", ".join(models) or "not asked for"),
+        ("Models", ", ".join(_name_and_place(*entry) for entry in models.items()) or "not asked for"),
         ("HTTP", url),
-        ("gRPC", grpc or "off (no grpc_servicer_functions in the file)"),
+        ("gRPC", f"{grpc}{choice}" if grpc else "off (no grpc_servicer_functions in the file)"),
         ("Dashboard", dashboard),
         ("Logs", str(logs)),
         ("Change", f"edit {deployments.name}, then: {commands}serve deploy -a {dashboard} {deployments}"),
@@ -74,6 +77,11 @@ def summary(
     width = max(len(name) for name, _ in rows)
     lines = [f"  {name:<{width}}  {value}" for name, value in rows]
     return "\n".join(["", *lines, "", "Try:", f"  {curl_line(url, models, metadata)}", ""])
+
+
+def _name_and_place(name: str, path: str) -> str:
+    route = path.rpartition("/v2/models/")[0]
+    return f"{name} (below {route})" if route else name
 
 
 def _is_digits(metadata: Mapping[str, Any] | None) -> bool:

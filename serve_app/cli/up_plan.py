@@ -79,6 +79,7 @@ class UpPlan:
             grpc_port=file.grpc_port,
             dashboard_port=settings.dashboard_port,
             ports=tuple(use.port for use in ports),
+            routes=file.routes,
         )
         command = head_command(settings, folder, agent_port=free_port())
         return cls(settings, file, folder, home, environment, command, ports, state, wait_for_models=wait_for_models)

@@ -80,3 +80,17 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """A launcher started in the wrong folder says which file it looked for."""
     with pytest.raises(PreflightFailed, match=r"nowhere\.yaml does not exist"):
         DeploymentsFile.read(tmp_path / "nowhere.yaml", LauncherSettings())
+
+
+def test_applications_answer_below_their_route_prefixes(tmp_path: Path) -> None:
+    """Ours are asked whether they are ready; of others only one, at the root."""
+    ours = "import_path: 'serve_app.deployments.apps:model_server'"
+    path = tmp_path / "deployments.yaml"
+    path.write_text(
+        f"applications:\n- {{name: a, {ours}}}\n- {{name: b, {ours}, route_prefix: /b}}\n"
+        f"- {{name: c, {ours}, route_prefix: null}}\n- {{name: d, import_path: 'm:build', route_prefix: /d}}\n"
+    )
+    file = DeploymentsFile.read(path, LauncherSettings())
+    assert (file.routed, file.routes) == (("a", "b", "d"), ("", "/b"))
+    path.write_text("applications:\n- {name: d, import_path: 'm:build', route_prefix: null}\n")
+    assert DeploymentsFile.read(path, LauncherSettings()).routes == ()

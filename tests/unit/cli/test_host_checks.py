@@ -36,7 +36,8 @@ FILE = DeploymentsFile(
     http_port=8000,
     grpc_port=9000,
     applications=("a",),
-    has_route=True,
+    routed=("a",),
+    routes=("",),
 )
 HTTP = PortUse("HTTP", "127.0.0.1", 8000, "--http-port")
 

@@ -72,3 +72,33 @@ def test_one_look(
     monkeypatch.setattr(readiness, "call", Server({**HEALTHY, **change}).call)
     found = look("127.0.0.1", 8000)
     assert (found.state, found.detail) == (state, detail)
+
+
+APPS = {
+    **HEALTHY,
+    **{f"/apps/x{path}": answer for path, answer in HEALTHY.items()},
+    "/v2/models/alone/ready": Answer(200, b""),
+}
+ROUTES = ("", "/apps/x", "/v2/models/alone")
+
+
+@pytest.mark.parametrize(
+    ("missing", "detail"),
+    [
+        ("", ""),
+        ("/v2/repository/index", "/v2/repository/index: 404 nothing here"),
+        ("/apps/x/v2/health/ready", "/apps/x/v2/health/ready: 404 nothing here"),
+        ("/apps/x/v2/models/a%20b/ready", "model 'a b': 404 nothing here"),
+        ("/v2/models/alone/ready", "model 'alone': 404 nothing here"),
+    ],
+)
+def test_every_application_is_asked_below_its_own_route(
+    missing: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at the root, one with a prefix, and one whose prefix is the path of its only model."""
+    answers: dict[str, Answer | None] = {path: answer for path, answer in APPS.items() if path != missing}
+    monkeypatch.setattr(readiness, "call", Server(answers).call)
+    found = look("127.0.0.1", 8000, ROUTES)
+    assert (found.detail, found.state is ReadinessState.READY) == (detail, not missing)
+    if not missing:
+        assert found.paths == {"a b": "/v2/models/a%20b", "alone": "/v2/models/alone"}
