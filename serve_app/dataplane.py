@@ -122,6 +122,7 @@ class DataPlane:
         self.control = FleetControl(
             triton,
             check_name=self._check_name,
+            is_served=self._is_served,
             on_change=self._models.refresh,
             log=change_log,
             timeout_s=control_timeout_s,
@@ -252,7 +253,7 @@ class DataPlane:
     async def repository_index(self, *, is_ready_only: bool = False) -> list[Message]:
         """Triton's `RepositoryIndexResponse.ModelIndex` entries of the models that are served here."""
         index = await self._triton.repository_index(is_ready=is_ready_only, timeout_s=self._control_timeout_s)
-        return [entry for entry in index if not self._names or entry.name in self._names]
+        return [entry for entry in index if self._is_served(entry.name)]
 
     async def refresh(self, name: str) -> None:
         """Look at once at a model that was loaded or unloaded by somebody else."""
@@ -318,11 +319,14 @@ class DataPlane:
             raise InvalidRequest("timeout_s", "nan", "a number of seconds")
         return Deadline.after(timeout_s, now=self._clock.now())
 
+    def _is_served(self, name: str) -> bool:
+        return not self._names or name in self._names
+
     def _check_name(self, name: str, version: str) -> None:
         # Triton takes whatever begins with a number for a version (`01`, `+1`, `1x`), so that one version would have
         # names without end, and each of them a runner of its own here.
         is_canonical = version.isascii() and version.isdigit() and version[0] != "0"
-        if (self._names and name not in self._names) or (version and not is_canonical):
+        if not self._is_served(name) or (version and not is_canonical):
             raise ModelNotFound(name, version)
 
     async def _read_spec(self, name: str, version: str) -> ModelSpec:

@@ -62,6 +62,7 @@ class FleetControl:
     Args:
         triton: How the servers are asked; borrowed.
         check_name: Raises `ModelNotFound` for a model that is not served here.
+        is_served: Whether a model is served here.
         on_change: Awaited with the name of a model that was loaded or unloaded, before its caller is answered.
         log: Where changes are kept; nowhere when `None`.
         timeout_s: Budget in seconds of a call that loads nothing.
@@ -73,6 +74,7 @@ class FleetControl:
         triton: FleetCalls,
         *,
         check_name: Callable[[str, str], None],
+        is_served: Callable[[str], bool] = lambda name: True,
         on_change: Callable[[str], Awaitable[None]],
         log: ChangeLog | None = None,
         timeout_s: float = 5.0,
@@ -80,6 +82,7 @@ class FleetControl:
     ) -> None:
         self._triton = triton
         self._check_name = check_name
+        self._is_served = is_served
         self._on_change = on_change
         self._log = log
         self._timeout_s = timeout_s
@@ -95,7 +98,7 @@ class FleetControl:
         """`ModelStatisticsResponse` of all servers together.
 
         Args:
-            name: A model; all models that are loaded when empty.
+            name: A model; all models that are loaded and served here when empty.
             version: A version; all when empty.
 
         Raises:
@@ -106,7 +109,11 @@ class FleetControl:
             self._check_name(name, version)
         request = service_pb2.ModelStatisticsRequest(name=name, version=version)
         answers = await self._triton.call_each("ModelStatistics", request, timeout_s=self._timeout_s, model_name=name)
-        return merge_model_statistics(messages_of(answers))
+        merged = merge_model_statistics(messages_of(answers))
+        hidden = [entry for entry in merged.model_stats if not self._is_served(entry.name)]
+        for entry in hidden:
+            merged.model_stats.remove(entry)
+        return merged
 
     # --- settings -----------------------------------------------------------------------------------------
 
