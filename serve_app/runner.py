@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from serve_app.batching.admission import Load, check_request_size
+from serve_app.batching.admission import Load, check_request_size, priority_of
 from serve_app.batching.dispatcher import DRAIN_S, Dispatcher
 from serve_app.batching.sender import Send
 from serve_app.batching.statistics import DispatcherStatistics
@@ -243,7 +243,8 @@ class ModelRunner:
         """The answer to an item by way of the collector, within its deadline even if the collector is stuck."""
         load = Load(1, item.num_rows, item.request.size_bytes)
         check_request_size(load, self._settings.queue, what=f"model {self._spec.name!r}")
-        self._dispatcher.check_room(load, gathering=self._collecting)
+        priority = priority_of(item.request, self._settings.queue)
+        self._dispatcher.check_room(load, item.deadline, priority=priority, gathering=self._collecting)
         task = asyncio.current_task()
         remaining_s = item.deadline.remaining_s(now=self._clock.now())
         timer = asyncio.get_running_loop().call_later(remaining_s, self._expire, item, task)

@@ -67,11 +67,17 @@ class QueueSettings(Settings):
         max_requests: Requests waiting for a permit.
         max_rows: Rows waiting.
         max_bytes: Bytes of input tensors waiting.
+        max_wait_s: Longest time to an answer, as far as it can be foreseen from what waits and from how long batches
+            take; what would take longer is refused at once. A request's own budget is such a bound in any case.
+        default_priority: Of requests that name none, or 0. As in Triton 1 goes first, and each number before all
+            higher ones; so 1 to 9 are more urgent than a plain request, and 11 and above less.
     """
 
     max_requests: int = Field(default=4096, ge=1)
     max_rows: int = Field(default=65536, ge=1)
     max_bytes: int = Field(default=512 * MIB, ge=1)
+    max_wait_s: float | None = Field(default=None, gt=0.0)
+    default_priority: int = Field(default=10, ge=1)
 
 
 class ModelSettings(Settings):

@@ -1,10 +1,11 @@
-"""Whether a queue has room for more, and the error that says which bound was met."""
+"""Whether a queue has room for more, who goes first, and the errors that say which bound was met."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from serve_app.errors import Overloaded, RequestTooLarge
+from serve_app.protocol.messages import InferRequest
 from serve_app.settings import QueueSettings
 
 
@@ -26,6 +27,9 @@ class Load(NamedTuple):
         return Load(
             self.num_requests - other.num_requests, self.num_rows - other.num_rows, self.num_bytes - other.num_bytes
         )
+
+
+NOTHING = Load(0, 0, 0)
 
 
 def check_request_size(load: Load, bounds: QueueSettings, *, what: str) -> None:
@@ -54,3 +58,19 @@ def overload(waiting: Load, more: Load, bounds: QueueSettings, *, what: str, ret
     loads = zip(waiting, more, limits, ("requests", "rows", "bytes"), strict=True)
     now, new, limit, unit = next(load for load in loads if load[0] + load[1] > load[2])
     return Overloaded(what, f"{now} {unit} are waiting, {new} more are above the limit of {limit}", retry_after_s)
+
+
+def too_long(num_rows_ahead: int, wait_s: float, may_wait_s: float, *, what: str) -> Overloaded:
+    """The error for who would wait in vain: what is before it, and when the queue will be short enough."""
+    reason = f"{num_rows_ahead} rows go first, which takes about {wait_s:.3g} s, and it may wait {may_wait_s:.3g} s"
+    return Overloaded(what, reason, max(wait_s - may_wait_s, 0.0))
+
+
+def displaced(what: str, *, retry_after_s: float) -> Overloaded:
+    """The error for who made room for something more urgent."""
+    return Overloaded(what, "requests of higher priority have taken its place in the queue", retry_after_s)
+
+
+def priority_of(request: InferRequest, settings: QueueSettings) -> int:
+    """How urgent a request is: Triton's `priority`, where 1 goes first and 0, like none, is the default."""
+    return int(request.parameters.get("priority") or settings.default_priority)

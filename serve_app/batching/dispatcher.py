@@ -14,14 +14,14 @@ from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
-from serve_app.batching.admission import Load, check_request_size, has_room, overload
+from serve_app.batching.admission import NOTHING, Load, check_request_size, priority_of
 from serve_app.batching.deadlines import DeadlineHeap, ExpiryTimer
+from serve_app.batching.gate import Gate
 from serve_app.batching.isolation import error_for_caller
 from serve_app.batching.item import Batch, Item
 from serve_app.batching.merge import join_responses
 from serve_app.batching.plan import Slice, batch_limits_of, permits_of, plan_batch
 from serve_app.batching.sender import BatchSender, Send
-from serve_app.batching.service_rate import ServiceRate
 from serve_app.batching.signature import signature_of
 from serve_app.batching.statistics import DispatcherCounters, DispatcherStatistics
 from serve_app.batching.waiting import WaitingItems
@@ -58,7 +58,8 @@ class Dispatcher:
     """Queue, batches and permits of one model version.
 
     Requests of one signature share a ModelInfer, first come first served; among signatures the one whose oldest
-    request has waited longest goes first. A batch that fails as a whole is sent again in parts, under the same permit
+    request has waited longest goes first. Higher priorities go before lower ones, and when the queue is full they take
+    the place of the newest of the lowest. A batch that fails as a whole is sent again in parts, under the same permit
     and one part after another, until the guilty request stands alone (at most `isolation.max_extra_calls` calls
     more). One task for each batch and one future for each request; no task for each request.
 
@@ -100,14 +101,15 @@ class Dispatcher:
         self._stalled_since = 0.0
         self._drained: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._rate = ServiceRate()
         self._counters = DispatcherCounters()
+        self._gate = Gate(self._waiting, self._counters, what=self._what, clock=clock)
         self.reconfigure(settings)
 
     def reconfigure(self, settings: ModelSettings) -> None:
         """Put other settings in force for the next request and the next batch; what is under way is untouched."""
         self._queue = settings.queue
         self._limits = batch_limits_of(self._spec, settings.batching)
+        self._gate.reconfigure(settings.queue, max_batch_rows=self._limits.max_rows)
         self._permits_per_endpoint = permits_of(self._spec, settings.batching)
         if self._waiting:
             self._schedule_pump()
@@ -142,7 +144,7 @@ class Dispatcher:
             withdraws the request at once.
 
         Raises:
-            Overloaded: The queue is full.
+            Overloaded: The queue is full, or what is before it would take longer than may be waited.
             RequestTooLarge: It could never fit the queue, or has more rows than the model takes and cannot be cut.
             DeadlineExceeded: The deadline has passed already.
             PoolClosed: The dispatcher is closed or about to be.
@@ -155,7 +157,8 @@ class Dispatcher:
         size_bytes = request.size_bytes
         load = Load(1, rows, size_bytes)
         check_request_size(load, self._queue, what=self._what)
-        self.check_room(load)
+        priority = priority_of(request, self._queue)
+        self.check_room(load, deadline, priority=priority)
         if rows > self._limits.max_rows and not self._limits.can_cut and self._spec.max_batch_size > 0:
             raise RequestTooLarge(f"request for {self._what}", rows, self._limits.max_rows, "rows")
         self._num_items_ever += 1
@@ -167,6 +170,7 @@ class Dispatcher:
             deadline=deadline,
             signature=signature_of(request) if self._spec.can_merge else None,
             number=self._num_items_ever,
+            priority=priority,
             withdraw=self._on_cancelled,
             loop=loop,
         )
@@ -179,28 +183,24 @@ class Dispatcher:
             self._schedule_pump()
         return item
 
-    def check_room(self, more: Load, *, gathering: Load | None = None) -> None:
+    def check_room(self, more: Load, deadline: Deadline, *, priority: int, gathering: Load = NOTHING) -> None:
         """Check that so much more may wait.
 
         Args:
             more: What asks to.
+            deadline: When it is no longer wanted.
+            priority: How urgent it is; lower is more.
             gathering: What is on its way here, in a collector's window, and counts as waiting.
 
         Raises:
             Overloaded: Not now; with the time after which what waits now will have been answered.
         """
-        if has_room(self._load(gathering), more, self._queue):
-            return
-        self._pump()  # what came in this very turn does not wait if there are permits for it
-        load = self._load(gathering)
-        if not has_room(load, more, self._queue):
-            self._counters.num_refused += 1
-            retry_after_s = self._rate.retry_after_s(load.num_rows, now=self._clock.now())
-            raise overload(load, more, self._queue, what=self._what, retry_after_s=retry_after_s)
-
-    def _load(self, gathering: Load | None) -> Load:
-        waiting = Load(len(self._waiting), self._waiting.num_rows, self._waiting.num_bytes)
-        return waiting if gathering is None else waiting.plus(gathering)
+        if not self._gate.has_room(more, gathering):
+            self._pump()  # what came in this very turn does not wait if there are permits for it
+        for item, error in self._gate.admit(
+            more, deadline, priority=priority, gathering=gathering, num_permits=self.num_permits
+        ):
+            self.fail(item, error)
 
     def _on_cancelled(self, item: Item) -> None:
         self._counters.num_cancelled += 1
@@ -249,7 +249,7 @@ class Dispatcher:
 
     def _next_slices(self) -> list[Slice[Item]]:
         """Plan a batch. A request that the planner cannot handle is failed alone, and the others go on."""
-        queue = self._waiting.oldest_queue()
+        queue = self._waiting.next_queue()
         try:
             return plan_batch(queue, self._limits)
         except Exception:  # noqa: BLE001  # whatever one request does to the planner, the others are to be served
@@ -263,7 +263,7 @@ class Dispatcher:
     def _start(self, slices: Sequence[Slice[Item]], now: float) -> None:
         for part in slices:
             self._waiting.take(part)
-        batch = Batch(slices)
+        batch = Batch(slices, started_at=now, was_pressed=bool(self._waiting))
         self._counters.num_batches_sent += 1
         self._counters.num_rows_sent += batch.num_rows
         self._stalled_since = now
@@ -278,7 +278,8 @@ class Dispatcher:
         finally:
             # Before its callers wake up, so that one who comes back at once finds the dispatcher idle.
             self._batches.discard(batch)
-        self._rate.add(batch.num_rows, now=self._clock.now())
+        if num_calls == 1 and not batch.has_failed:
+            self._gate.note_answered(batch)
         if num_calls > 1:
             self._counters.num_isolations += 1
             self._counters.num_isolation_calls += num_calls - 1
@@ -320,6 +321,8 @@ class Dispatcher:
         if not isinstance(error, ServeAppError):
             logger.error("request for %s failed in an unexpected way", self._what, exc_info=error)
         self._counters.num_failed += 1
+        if by is not None:
+            by.has_failed = True
         self._detach(item, by=by)
         item.set_exception(error_for_caller(error, item.deadline, model_name=self._spec.name))
 
@@ -377,7 +380,7 @@ class Dispatcher:
             num_requests_in_flight=len(self._items) - len(self._waiting),
             num_batches_in_flight=len(self._batches),
             num_permits=self.num_permits,
-            rows_per_s=self._rate.rows_per_s(now=now),
+            rows_per_s=self._gate.rows_per_s(),
             stalled_s=max(now - self._stalled_since, 0.0) if self._waiting else 0.0,
             counters=replace(self._counters),
         )

@@ -24,6 +24,7 @@ class Item(asyncio.Future[InferResponse]):
         deadline: When it is no longer wanted.
         signature: What must be equal for it to share a batch.
         number: Order of arrival, unique in one dispatcher.
+        priority: Lower goes first.
         withdraw: Called once, with the item, when the caller cancels it.
         loop: The running loop.
 
@@ -43,6 +44,7 @@ class Item(asyncio.Future[InferResponse]):
         "num_rows",
         "number",
         "parts",
+        "priority",
         "request",
         "signature",
         "size_bytes",
@@ -58,6 +60,7 @@ class Item(asyncio.Future[InferResponse]):
         deadline: Deadline,
         signature: Hashable,
         number: int,
+        priority: int,
         withdraw: Callable[[Item], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -68,6 +71,7 @@ class Item(asyncio.Future[InferResponse]):
         self.deadline = deadline
         self.signature = signature
         self.number = number
+        self.priority = priority
         self.next_row = 0
         self.batches: list[Batch] = []
         self.parts: dict[int, InferResponse] | None = None
@@ -112,13 +116,19 @@ class Batch:
         slices: What it was made of when it was closed.
         num_rows: Rows in it.
         num_wanted: How many of its items still wait for its answer; at 0 its call is cancelled.
+        started_at: When it was closed, on the dispatcher's clock.
+        was_pressed: Whether more was waiting then.
+        has_failed: Whether a request in it got an error instead of an answer.
         task: What sends it; set as soon as it is started.
     """
 
-    __slots__ = ("num_rows", "num_wanted", "slices", "task")
+    __slots__ = ("has_failed", "num_rows", "num_wanted", "slices", "started_at", "task", "was_pressed")
 
-    def __init__(self, slices: Sequence[Slice[Item]]) -> None:
+    def __init__(self, slices: Sequence[Slice[Item]], *, started_at: float = 0.0, was_pressed: bool = False) -> None:
         self.slices = slices
+        self.started_at = started_at
+        self.was_pressed = was_pressed
+        self.has_failed = False
         self.num_rows = sum([part.stop - part.start for part in slices])
         self.num_wanted = len(slices)
         self.task: asyncio.Task[None] | None = None

@@ -1,0 +1,48 @@
+"""How long a model's batches take lately, and so how long what waits will wait."""
+
+from __future__ import annotations
+
+_WEIGHT, _WEIGHT_OF_LESS = 0.1, 0.3
+"""Of the newest batch. The mean follows a change within about twenty batches, and one for the better within seven: a
+request that was let in too soon waits, but one that was refused for a trouble long over is lost."""
+
+
+class ServiceTime:
+    """Duration and size of batches, newer ones weighing more.
+
+    What is measured is capacity and not demand: a rate of answers would call an idle model slow.
+    """
+
+    def __init__(self) -> None:
+        self._duration_s = 0.0
+        self._num_rows = 0.0
+
+    def add(self, num_rows: int, duration_s: float, *, was_pressed: bool) -> None:
+        """Note a batch that was answered.
+
+        Args:
+            num_rows: Rows in it.
+            duration_s: From sending it to its answer, in seconds; Triton's own queue is part of it.
+            was_pressed: Whether more was waiting when it was closed, so that it was as large as it could be.
+        """
+        self._duration_s = _mean(self._duration_s, duration_s)
+        if was_pressed:
+            self._num_rows = _mean(self._num_rows, float(num_rows))
+
+    def wait_s(self, num_rows_ahead: int, *, num_permits: int, max_batch_rows: int) -> float:
+        """Seconds until a request is answered that has so many rows before it; 0 while nothing is known.
+
+        Little's law: `num_permits` batches are under way at once and each takes the mean duration. The request's own
+        batch is one of them.
+
+        Args:
+            num_rows_ahead: Waiting rows that go first.
+            num_permits: Batches that may be under way at once.
+            max_batch_rows: Size of a batch while no full one has been seen.
+        """
+        rows_per_batch = self._num_rows or float(max_batch_rows)
+        return self._duration_s * (1.0 + num_rows_ahead / rows_per_batch / num_permits)
+
+
+def _mean(old: float, new: float) -> float:
+    return new if old == 0.0 else old + (_WEIGHT if new > old else _WEIGHT_OF_LESS) * (new - old)
