@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from serve_app.auth.principal import is_visible
 from serve_app.clock import Clock, Deadline
 from serve_app.errors import InvalidRequest, ModelNotFound, PoolClosed, ServeAppError, Unavailable
 from serve_app.fleet_control import ChangeLog, FleetCalls, FleetControl
@@ -251,9 +252,9 @@ class DataPlane:
             return False
 
     async def repository_index(self, *, is_ready_only: bool = False) -> list[Message]:
-        """Triton's `RepositoryIndexResponse.ModelIndex` entries of the models that are served here."""
+        """Triton's `RepositoryIndexResponse.ModelIndex` entries of the models that are served here and the caller's."""
         index = await self._triton.repository_index(is_ready=is_ready_only, timeout_s=self._control_timeout_s)
-        return [entry for entry in index if self._is_served(entry.name)]
+        return [entry for entry in index if self._is_served(entry.name) and is_visible(entry.name)]
 
     async def refresh(self, name: str) -> None:
         """Look at once at a model that was loaded or unloaded by somebody else."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from tritonclient.grpc import service_pb2
 
+from serve_app.auth.principal import is_visible
 from serve_app.errors import PoolClosed
 from serve_app.protocol.server_answers import ServerAnswer, accepted_by_all, messages_of
 from serve_app.protocol.statistics import merge_model_statistics
@@ -98,7 +99,7 @@ class FleetControl:
         """`ModelStatisticsResponse` of all servers together.
 
         Args:
-            name: A model; all models that are loaded and served here when empty.
+            name: A model; all models that are loaded, served here and the caller's, when empty.
             version: A version; all when empty.
 
         Raises:
@@ -110,7 +111,7 @@ class FleetControl:
         request = service_pb2.ModelStatisticsRequest(name=name, version=version)
         answers = await self._triton.call_each("ModelStatistics", request, timeout_s=self._timeout_s, model_name=name)
         merged = merge_model_statistics(messages_of(answers))
-        hidden = [entry for entry in merged.model_stats if not self._is_served(entry.name)]
+        hidden = [entry for entry in merged.model_stats if not (self._is_served(entry.name) and is_visible(entry.name))]
         for entry in hidden:
             merged.model_stats.remove(entry)
         return merged

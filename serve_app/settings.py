@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 MIB = 1024 * 1024
 
@@ -153,6 +153,41 @@ class LimitSettings(Settings):
     max_json_bytes: int = Field(default=256 * MIB, ge=1)
 
 
+class AuthSettings(Settings):
+    """Who may call over HTTP and gRPC; handle calls from inside the cluster are trusted.
+
+    With neither a file nor a variable named, everyone who reaches the address may do everything.
+
+    Attributes:
+        keys_file: File of keys (see `serve-app keys`), on every node that runs a replica; a relative path is taken
+            from `SERVE_APP_HOME`. Changes of its content are in force within `reload_interval_s`.
+        keys_env: Environment variable of the replicas that holds the content of such a file instead; read once.
+        allow_anonymous: With no keys: say that this is meant, so that `serve-app up` listens on an address which
+            other machines can reach.
+        is_health_open: Whether the server's liveness and readiness are told without a key, as probes need it.
+        reload_interval_s: How often the file is looked at, while requests come.
+    """
+
+    keys_file: str | None = None
+    keys_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    allow_anonymous: bool = False
+    is_health_open: bool = True
+    reload_interval_s: float = Field(default=1.0, ge=0.0, le=3600.0)
+
+    @model_validator(mode="after")
+    def _check(self) -> AuthSettings:
+        if self.keys_file is not None and self.keys_env is not None:
+            raise ValueError("keys_file and keys_env are both set; keys come from one place")
+        if self.is_on and self.allow_anonymous:
+            raise ValueError("allow_anonymous contradicts the keys that are named")
+        return self
+
+    @property
+    def is_on(self) -> bool:
+        """Whether callers need a key."""
+        return self.keys_file is not None or self.keys_env is not None
+
+
 class ModelServerArgs(Settings):
     """`args:` of `serve_app.deployments.apps:model_server`.
 
@@ -164,6 +199,7 @@ class ModelServerArgs(Settings):
         resolve_interval_s: How often `dns:///` names are looked up again.
         channels: gRPC channels to each endpoint.
         limits: Sizes beyond which requests are refused.
+        auth: Who may call.
     """
 
     endpoints: list[str] = []
@@ -172,6 +208,7 @@ class ModelServerArgs(Settings):
     resolve_interval_s: float = Field(default=5.0, gt=0.0)
     channels: ChannelSettings = ChannelSettings()
     limits: LimitSettings = LimitSettings()
+    auth: AuthSettings = AuthSettings()
 
 
 class RestartSettings(Settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,24 @@ class DeploymentsFile:
                 except ValidationError as problem:
                     raise _invalid(self.path, problem, f"applications.{app.get('name')}.args") from None
         return found
+
+    def model_server_args(self) -> list[tuple[str, ModelServerArgs]]:
+        """Name and arguments of every application that answers requests; they were checked when the file was read."""
+        return [
+            (app.get("name", "default"), ModelServerArgs.model_validate(app.get("args") or {}))
+            for app in self.config["applications"]
+            if app.get("import_path") == MODEL_SERVER
+        ]
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether other machines may reach HTTP."""
+        if self.host == "localhost":
+            return False
+        try:
+            return not ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return True
 
     @property
     def connect_host(self) -> str:

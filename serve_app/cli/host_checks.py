@@ -10,10 +10,12 @@ from pathlib import Path
 
 import psutil
 
+from serve_app.auth.gate import open_gate
 from serve_app.cli.deployments_file import DeploymentsFile
 from serve_app.cli.processes import marker_of
 from serve_app.cli.ray_head import HAPROXY_SWITCH
 from serve_app.cli.run_folder import RunFolder
+from serve_app.clock import MonotonicClock
 from serve_app.errors import PreflightFailed
 from serve_app.fleet import preflight
 from serve_app.fleet.runtime import TritonRuntime
@@ -88,6 +90,7 @@ def check_all(file: DeploymentsFile, ports: list[PortUse], *, folder: RunFolder,
     Raises:
         PreflightFailed: The first check that failed.
     """
+    check_keys(file, environ)
     preflight.check_python()
     check_ports(ports, folder=folder)
     if environ.get(HAPROXY_SWITCH) == "1":
@@ -103,6 +106,19 @@ def check_all(file: DeploymentsFile, ports: list[PortUse], *, folder: RunFolder,
             state_dir=folder.path.parent,
             environ=environ,
         )
+
+
+def check_keys(file: DeploymentsFile, environ: Mapping[str, str]) -> None:
+    """Refuse keys that cannot be read, and an address for everybody with no keys at all."""
+    for name, args in file.model_server_args():
+        open_gate(args.auth, clock=MonotonicClock(), environ=environ)
+        if file.is_exposed and not args.auth.is_on and not args.auth.allow_anonymous:
+            raise PreflightFailed(
+                f"HTTP would listen on {file.host}, where other machines reach it, and the application {name!r} "
+                "asks nobody for a key.",
+                "name keys in its `args`: `auth: {keys_file: keys.yaml}` (`serve-app keys new` makes one), listen on "
+                "127.0.0.1, or say that it is meant: `auth: {allow_anonymous: true}`.",
+            )
 
 
 def check_object_store(settings: LauncherSettings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from serve_app.cli.down import down
+from serve_app.cli.keys import keys_app
 from serve_app.cli.status import status
 from serve_app.cli.up import up
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command(epilog=EPILOG)(up)
 app.command(epilog=EPILOG)(down)
 app.command(epilog=EPILOG)(status)
+app.add_typer(keys_app, name="keys")
 
 if __name__ == "__main__":
     app()

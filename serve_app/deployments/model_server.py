@@ -14,13 +14,16 @@ import ray
 from pydantic import ValidationError
 from starlette.types import ASGIApp
 
+from serve_app.auth.gate import open_gate
 from serve_app.clock import MonotonicClock
 from serve_app.dataplane import DataPlane
 from serve_app.deployments.change_log import FleetChanges, registry_of_static
 from serve_app.deployments.collector import ServeBatchCollector
 from serve_app.deployments.registry import RegistryWatch, record_change
 from serve_app.errors import PoolClosed
+from serve_app.ingress.grpc_health import SERVER_SERVICES
 from serve_app.ingress.grpc_servicer import GrpcServicer, name_generated_modules
+from serve_app.ingress.guard import RpcGuard
 from serve_app.ingress.http_app import http_app
 from serve_app.protocol.arrays import request_of_arrays
 from serve_app.protocol.messages import Arrays, ModelSpec, ParameterValue
@@ -50,6 +53,11 @@ class ModelServer(GrpcServicer):
         self._args = ModelServerArgs.model_validate(args)
         self._stack = contextlib.AsyncExitStack()
         self._clock = MonotonicClock()
+        self._gate = open_gate(self._args.auth, clock=self._clock)
+        if self._gate is not None:
+            self._guard = RpcGuard(self._gate, server_names=SERVER_SERVICES)
+        elif not self._args.auth.allow_anonymous:
+            logger.warning("no keys are set (args.auth): whoever reaches this server may run, load and unload models")
         self._has_endpoint = asyncio.Event()
         self._is_up, self._refused_config = False, ""
         self._refreshing: set[asyncio.Task[None]] = set()
@@ -131,7 +139,7 @@ class ModelServer(GrpcServicer):
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """The replica's ASGI app."""
-        return http_app(self._plane, self._args.limits)
+        return http_app(self._plane, self._args.limits, gate=self._gate)
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
         """Apply a new `user_config` in place; a coroutine, for Ray Serve calls plain methods in another thread.
@@ -256,5 +264,6 @@ class ModelServer(GrpcServicer):
             "router": self._router.statistics(),
             "config": self._plane.config,
             "refused_config": self._refused_config,
+            "gate": None if self._gate is None else self._gate.statistics(),
             "repr": repr(self._plane),
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from serve_app.dataplane import DataPlane
 from serve_app.errors import ModelNotFound, ServeAppError, Unavailable
 from serve_app.ingress.grpc_errors import grpc_status_of
+from serve_app.ingress.guard import RpcGuard
 from serve_app.ingress.http_errors import error_text
 
 Message = Any
@@ -35,24 +36,41 @@ def add_health_service(servicer: Any, server: Any) -> None:
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
 
 
+@contextlib.contextmanager
+def telling_errors(grpc_context: Any) -> Iterator[None]:
+    """Within it, an error of ours sets the call's status before it goes on."""
+    try:
+        yield
+    except ServeAppError as error:
+        grpc_context.set_code(grpc_status_of(error))
+        grpc_context.set_details(error_text(error))
+        raise
+
+
 class HealthServicer:
     """The RPCs; `_plane` is the deployment's, set before the first call."""
 
     _plane: DataPlane
+    _guard: RpcGuard | None = None
 
     async def Check(self, request: Message, grpc_context: Any) -> Message:
         """SERVING or NOT_SERVING; NOT_FOUND for a `service` that is neither the server nor a model."""
-        try:
+        with telling_errors(grpc_context):
+            if self._guard is not None:
+                self._guard.admit("Check", request, grpc_context)
             return _Status(status=await self._health_of(request.service))
-        except ServeAppError as error:
-            grpc_context.set_code(grpc_status_of(error))
-            grpc_context.set_details(error_text(error))
-            raise
 
     async def Watch(self, request: Message, grpc_context: Any) -> AsyncIterator[Message]:
-        """The status now and after each change, SERVICE_UNKNOWN included; ends when this replica does."""
+        """The status now and after each change, SERVICE_UNKNOWN included; ends when this replica does, or the key."""
         sent: int | None = None
+        guard, principal = self._guard, None
+        if guard is not None:
+            with telling_errors(grpc_context):
+                principal = guard.admit("Watch", request, grpc_context)
         while True:
+            if guard is not None and sent is not None:
+                with telling_errors(grpc_context):
+                    guard.admit_message(principal, "Watch", request)
             try:
                 status = await self._health_of(request.service)
             except ModelNotFound:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
@@ -22,7 +22,9 @@ from serve_app.errors import ServeAppError, Unsupported
 from serve_app.ingress.control_routes import NO_SHARED_MEMORY, server_metadata
 from serve_app.ingress.grpc_errors import grpc_status_of
 from serve_app.ingress.grpc_health import HealthServicer
+from serve_app.ingress.grpc_reflection import ReflectionServicer
 from serve_app.ingress.grpc_stream import InferStream
+from serve_app.ingress.guard import answering_for
 from serve_app.ingress.http_errors import error_text
 from serve_app.protocol.grpc_codec import decode_infer_request, encode_infer_response
 
@@ -54,7 +56,10 @@ def answering_errors(rpc: Rpc) -> Rpc:
     @wraps(rpc)
     async def call(self: Any, request: Message, grpc_context: Any) -> Message:
         try:
-            return await rpc(self, request, grpc_context)
+            if self._guard is None:
+                return await rpc(self, request, grpc_context)
+            with answering_for(self._guard.admit(rpc.__name__, request, grpc_context)):
+                return await rpc(self, request, grpc_context)
         except Exception as error:
             if not isinstance(error, ServeAppError):
                 logger.exception("%s failed in a way that has no error class", rpc.__name__)
@@ -76,7 +81,7 @@ def _refusing(rpc_name: str, reason: str) -> Rpc:
     return answering_errors(refuse)
 
 
-class GrpcServicer(HealthServicer):
+class GrpcServicer(HealthServicer, ReflectionServicer):
     """The RPCs; `_plane` is the deployment's, set before the first call."""
 
     _plane: DataPlane
@@ -128,8 +133,12 @@ class GrpcServicer(HealthServicer):
     ) -> AsyncGenerator[Message, None]:
         """Many requests and the responses to each; see `InferStream`."""
         metadata = dict(grpc_context.invocation_metadata() or ())
-        stream = InferStream(self._plane, ends_with_error=metadata.get("triton_grpc_error") == "true")
         try:
+            admit = None
+            if (guard := self._guard) is not None:
+                principal = guard.admit("ModelStreamInfer", None, grpc_context)
+                admit = partial(guard.admit_message, principal, "ModelStreamInfer")
+            stream = InferStream(self._plane, ends_with_error=metadata.get("triton_grpc_error") == "true", admit=admit)
             async with contextlib.aclosing(stream.answer(requests)) as answers:
                 async for answer in answers:
                     yield answer

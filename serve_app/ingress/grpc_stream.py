@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from typing import Any
 
 from tritonclient.grpc import service_pb2
 
+from serve_app.auth.principal import CALLER, Principal
 from serve_app.dataplane import DataPlane
 from serve_app.errors import ServeAppError
 from serve_app.ingress.http_errors import error_text
@@ -40,10 +41,18 @@ class InferStream:
         plane: Borrowed.
         ends_with_error: Whether the first error ends the stream instead, as the metadata `triton_grpc_error: true`
             asks.
+        admit: Raises for a request that the client may not make, and says whose the others are; `None`: all are let in.
     """
 
-    def __init__(self, plane: DataPlane, *, ends_with_error: bool = False) -> None:
+    def __init__(
+        self,
+        plane: DataPlane,
+        *,
+        ends_with_error: bool = False,
+        admit: Callable[[Message], Principal | None] | None = None,
+    ) -> None:
         self._plane = plane
+        self._admit = admit
         self._ends_with_error = ends_with_error
         self._room = asyncio.Semaphore(MAX_OUTSTANDING)
         self._answers: asyncio.Queue[_Answer] = asyncio.Queue(MAX_BUFFERED)
@@ -84,6 +93,8 @@ class InferStream:
     async def _begin(self, message: Message) -> None:
         await self._room.acquire()
         try:
+            if self._admit is not None:
+                CALLER.set(self._admit(message))  # of this reading task, and of those that it starts
             request = decode_infer_request(message)
             spec = await self._plane.model_spec(request.model_name, request.model_version)
         except Exception as error:  # noqa: BLE001  # every error is its request's answer

@@ -8,25 +8,39 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve_app.auth.gate import Gate
+from serve_app.auth.scopes import Operation
 from serve_app.dataplane import DataPlane
-from serve_app.ingress.http_errors import json_response
+from serve_app.errors import ServeAppError
+from serve_app.ingress.guard import credentials_of, guard_routes
+from serve_app.ingress.http_errors import error_response, json_response
 from serve_app.ingress.http_routes import v2_routes
 from serve_app.ingress.openapi import document_routes
 from serve_app.settings import LimitSettings
 
 
-def http_app(plane: DataPlane, limits: LimitSettings) -> ASGIApp:
+def http_app(plane: DataPlane, limits: LimitSettings, *, gate: Gate | None = None) -> ASGIApp:
     """The V2 application over a data plane, which it borrows.
 
     Args:
         plane: Answers the requests; the caller closes it after the last one.
         limits: Sizes beyond which a request is refused.
+        gate: Asked about every request; borrowed. `None`: everyone may do everything.
     """
     routes = v2_routes(plane, limits)
-    app = Starlette(
-        routes=[*routes, *document_routes(routes)],
-        exception_handlers={HTTPException: _http_exception},
-    )
+    routes += document_routes(routes)
+    if gate is not None:
+        guard_routes(routes, gate)
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        if gate is not None:  # which paths there are is nothing for those who have no key
+            try:
+                gate.admit(credentials_of(request.headers), Operation.SERVER_METADATA)
+            except ServeAppError as refusal:
+                return error_response(refusal)
+        return await _http_exception(request, error)
+
+    app = Starlette(routes=routes, exception_handlers={HTTPException: refuse})
     app.router.redirect_slashes = False  # `/v2/` is unknown to Triton too; a redirect would lose a POST's body
     return FullPath(app)
 

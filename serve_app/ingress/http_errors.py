@@ -26,6 +26,9 @@ HTTP_STATUS: dict[type[BaseException], int] = {
     errors.DeadlineExceeded: 504,
 }
 
+CHALLENGE = 'Bearer realm="serve_app", Basic realm="serve_app", charset="UTF-8"'
+"""`WWW-Authenticate` of a 401: a key as a Bearer token; Basic is what browsers ask people for."""
+
 _MAX_TEXT = 2048
 
 
@@ -51,6 +54,8 @@ def error_response(error: BaseException) -> Response:
     headers = {}
     if isinstance(error, errors.Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    elif isinstance(error, errors.Unauthenticated):
+        headers["www-authenticate"] = CHALLENGE
     return json_response({"error": error_text(error)}, status_code=http_status_of(error), headers=headers)
 
 

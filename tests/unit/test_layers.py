@@ -18,7 +18,7 @@ LAYERS = [
     {"errors", "settings", "clock", "endpoint"},
     {"protocol"},
     {"metrics"},
-    {"triton", "batching", "fleet", "autoscaling", "samples"},
+    {"triton", "batching", "fleet", "autoscaling", "samples", "auth"},
     {"runner", "served_models", "fleet_control"},
     {"dataplane"},
     {"ingress"},

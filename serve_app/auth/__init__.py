@@ -1,0 +1,1 @@
+"""Who may do what: keys, their scopes and models, and the one decision; nothing here knows HTTP or gRPC."""
