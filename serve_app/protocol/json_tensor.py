@@ -18,9 +18,7 @@ from serve_app.protocol.tensor import Tensor, pack_bytes, unpack_bytes
 
 _INTEGER, _NUMBER = frozenset((int,)), frozenset((int, float))
 
-# What JSON values a datatype takes, what that is called, and the `struct` code that writes them. As in Triton,
-# integers are fine in floating-point tensors, and 1.0 is not an integer.
-_FORMS: dict[str, tuple[frozenset[type], str, str]] = {
+JSON_FORMS: dict[str, tuple[frozenset[type], str, str]] = {
     "BOOL": (frozenset((bool,)), "true or false", "?"),
     "UINT8": (_INTEGER, "an integer", "B"),
     "UINT16": (_INTEGER, "an integer", "H"),
@@ -34,6 +32,10 @@ _FORMS: dict[str, tuple[frozenset[type], str, str]] = {
     "FP64": (_NUMBER, "a number", "d"),
     "BYTES": (frozenset((str,)), "a string", ""),
 }
+"""What JSON values a datatype takes, what that is called, and the `struct` code that writes them.
+
+As in Triton, integers are fine in floating-point tensors, and 1.0 is not an integer.
+"""
 
 
 def pack_json(data: Any, *, datatype: Datatype, shape: tuple[int, ...], field: str) -> bytes:
@@ -52,15 +54,12 @@ def pack_json(data: Any, *, datatype: Datatype, shape: tuple[int, ...], field: s
         TensorShapeMismatch: Another number of elements, ragged rows, or nesting that contradicts the shape.
         InvalidRequest: `data` is no array.
     """
-    if not datatype.has_json:
-        raise TensorDatatypeMismatch(
-            field, f"{datatype.name} as JSON", "binary data (parameters.binary_data_size): it does not travel as JSON"
-        )
+    check_has_json(datatype, field)
     values = _flatten(data, shape, field)
     expected = math.prod(shape)
     if len(values) != expected:
-        raise TensorShapeMismatch(field, f"{len(values)} elements", f"{expected} for shape {list(shape)}")
-    _, _, code = _FORMS[datatype.name]
+        raise count_error(len(values), shape, field)
+    _, _, code = JSON_FORMS[datatype.name]
     places = (expected,) if values is data else shape  # what an index of `values` stands for in `data`
     _check_types(values, datatype, places, field)
     if not code:
@@ -82,7 +81,7 @@ def pack_numbers(
     Raises:
         TensorDatatypeMismatch: A value is out of the datatype's range (a finite one that FP32 cannot hold included).
     """
-    code = _FORMS[datatype.name][2]
+    code = JSON_FORMS[datatype.name][2]
     try:
         return struct.pack(f"<{len(values)}{code}", *values)
     except (struct.error, OverflowError):
@@ -90,19 +89,17 @@ def pack_numbers(
             try:
                 struct.pack(f"<{code}", value)
             except (struct.error, OverflowError):
-                path = f"{field}{_path(index, (len(values),) if places is None else places)}"
-                raise TensorDatatypeMismatch(path, "a number out of range", f"one that fits {datatype.name}") from None
+                path = f"{field}{element_path(index, (len(values),) if places is None else places)}"
+                raise range_error(datatype, path) from None
         raise  # pragma: no cover  # one of them failed above
 
 
 def _check_types(values: list[Any], datatype: Datatype, places: tuple[int, ...], field: str) -> None:
-    kinds, what, _ = _FORMS[datatype.name]
+    kinds, what, _ = JSON_FORMS[datatype.name]
     if set(map(type, values)) <= kinds:
         return
     index = next(i for i, value in enumerate(values) if type(value) not in kinds)
-    got = values[index]
-    error = TensorShapeMismatch if type(got) is list else TensorDatatypeMismatch
-    raise error(f"{field}{_path(index, places)}", json_type(got), f"{what} for datatype {datatype.name}")
+    raise value_error(values[index], what, datatype, f"{field}{element_path(index, places)}")
 
 
 def _flatten(data: Any, shape: tuple[int, ...], field: str) -> list[Any]:
@@ -114,9 +111,7 @@ def _flatten(data: Any, shape: tuple[int, ...], field: str) -> list[Any]:
     if not data or type(data[0]) is not list:
         return data
     if not shape or len(data) != shape[0]:
-        raise TensorShapeMismatch(
-            field, f"an array of {len(data)} arrays", f"nesting as in shape {list(shape)}, or one flat array"
-        )
+        raise outer_nesting_error(len(data), shape, field)
     level: list[Any] = data
     for axis in range(1, len(shape)):
         if set(map(type, level)) != {list} or set(map(len, level)) != {shape[axis]}:
@@ -131,14 +126,56 @@ def _nesting_error(level: list[Any], shape: tuple[int, ...], axis: int, field: s
     """The error for the first part of `level`, the elements at depth `axis`, that is no array of the right length."""
     index = next(i for i, part in enumerate(level) if type(part) is not list or len(part) != shape[axis])
     part = level[index]
+    return nesting_error(index, part, len(part) if type(part) is list else None, shape, axis, field)
+
+
+def check_has_json(datatype: Datatype, field: str) -> None:
+    """Check that a datatype travels as JSON.
+
+    Raises:
+        TensorDatatypeMismatch: It does not.
+    """
+    if not datatype.has_json:
+        raise TensorDatatypeMismatch(
+            field, f"{datatype.name} as JSON", "binary data (parameters.binary_data_size): it does not travel as JSON"
+        )
+
+
+def count_error(num_elements: int, shape: tuple[int, ...], field: str) -> TensorShapeMismatch:
+    """The error for a number of elements that does not fill `shape`."""
+    return TensorShapeMismatch(field, f"{num_elements} elements", f"{math.prod(shape)} for shape {list(shape)}")
+
+
+def value_error(got: Any, what: str, datatype: Datatype, path: str) -> InvalidRequest:
+    """The error for a value of another type than `what`."""
+    error = TensorShapeMismatch if type(got) is list else TensorDatatypeMismatch
+    return error(path, json_type(got), f"{what} for datatype {datatype.name}")
+
+
+def range_error(datatype: Datatype, path: str) -> TensorDatatypeMismatch:
+    """The error for a number that the datatype cannot hold."""
+    return TensorDatatypeMismatch(path, "a number out of range", f"one that fits {datatype.name}")
+
+
+def outer_nesting_error(length: int, shape: tuple[int, ...], field: str) -> TensorShapeMismatch:
+    """The error for an array of another number of arrays than the first dimension says."""
     return TensorShapeMismatch(
-        f"{field}{_path(index, shape[:axis])}",
-        f"an array of {len(part)} elements" if type(part) is list else json_type(part),
+        field, f"an array of {length} arrays", f"nesting as in shape {list(shape)}, or one flat array"
+    )
+
+
+def nesting_error(
+    index: int, part: Any, length: int | None, shape: tuple[int, ...], axis: int, field: str
+) -> TensorShapeMismatch:
+    """The error for the `index`-th element at depth `axis`: no array (`length` is `None`), or one too long or short."""
+    return TensorShapeMismatch(
+        f"{field}{element_path(index, shape[:axis])}",
+        json_type(part) if length is None else f"an array of {length} elements",
         f"an array of {shape[axis]} elements, as in shape {list(shape)}",
     )
 
 
-def _path(index: int, shape: tuple[int, ...]) -> str:
+def element_path(index: int, shape: tuple[int, ...]) -> str:
     """`[i][j]...` of the element at a row-major index."""
     parts: list[str] = []
     for size in reversed(shape):
