@@ -163,6 +163,10 @@ class EndpointUnreachable(EndpointUnavailable):
     """A Triton server could not be connected to: the request never left, so sending it elsewhere is safe."""
 
 
+class EndpointStalled(EndpointUnavailable):
+    """A Triton server gives no sign of life although its connections stand; what it was sent was given up."""
+
+
 class Overloaded(Unavailable):
     """A bounded queue is full.
 
@@ -228,6 +232,10 @@ class BackendFailed(ServeAppError):
         return f"model {self.model_name!r} failed: {self.reason}"
 
 
+class AnswerMalformed(BackendFailed):
+    """Triton answered with something that is no answer to the request: other rows, names, datatypes or sizes."""
+
+
 class PoolClosed(ServeAppError):
     """A pool, router or dispatcher was used after `aclose`."""
 
@@ -237,6 +245,16 @@ class PoolClosed(ServeAppError):
 
     def __str__(self) -> str:
         return f"{self.what} is closed"
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether a request that ended so may itself have killed what it was sent to.
+
+    Such a request is sent once more at most, and alone.
+    """
+    return isinstance(error, EndpointUnavailable | ModelCrashed) and not isinstance(
+        error, EndpointUnreachable | EndpointStalled
+    )
 
 
 # --- setting up ---------------------------------------------------------------------------------------------

@@ -90,12 +90,16 @@ class ModelSettings(Settings):
             response.
         max_streams: Streams of a decoupled model under way at once on one replica; beyond it requests are refused
             with 429. Each holds one of the channels' calls, so it is best well below their number.
+        hedge_after_s: How long an answer is waited for before the same request goes to a second server too, where
+            there is one; the first answer counts and the other call is cancelled. Only for models that may run a
+            request twice; such copies come out of the budget of retries (one for ten requests). Not set: never.
     """
 
     batching: BatchingSettings = BatchingSettings()
     queue: QueueSettings = QueueSettings()
     timeout_s: float = Field(default=30.0, gt=0.0)
     max_streams: int = Field(default=64, ge=1)
+    hedge_after_s: float | None = Field(default=None, gt=0.0)
 
 
 class ModelServerConfig(Settings):

@@ -98,4 +98,12 @@ class Isolation(Generic[T]):
             middle = (len(failed) + 1) // 2
             self._parts += [failed[middle:], failed[:middle]]
         else:
-            self._parts += [[member] for member in reversed(failed)]
+            self.send_alone(failed)
+
+    def send_alone(self, members: Sequence[T]) -> None:
+        """Send each of a part's members by itself, before what is left.
+
+        Args:
+            members: Those that are still wanted, at least two.
+        """
+        self._parts += [[member] for member in reversed(members)]

@@ -28,7 +28,15 @@ def merge(requests: Sequence[InferRequest]) -> InferRequest:
         for index, tensor in enumerate(first.inputs)
     ]
     request_id = f"{first.id}+{len(requests) - 1}" if first.id else ""
-    return InferRequest(first.model_name, inputs, first.model_version, request_id, first.outputs, first.parameters)
+    return InferRequest(
+        first.model_name,
+        inputs,
+        first.model_version,
+        request_id,
+        first.outputs,
+        first.parameters,
+        num_callers=len(requests),
+    )
 
 
 def join_responses(parts: Sequence[InferResponse]) -> InferResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from serve_app.batching.isolation import Isolation, is_one_requests_fault
@@ -11,6 +12,7 @@ from serve_app.batching.merge import merge
 from serve_app.batching.plan import Slice
 from serve_app.batching.split import check_rows, split_response
 from serve_app.clock import Clock
+from serve_app.errors import is_loss
 from serve_app.protocol.messages import InferRequest, InferResponse
 
 Send = Callable[[InferRequest, float], Awaitable[InferResponse]]
@@ -48,21 +50,28 @@ class BatchSender:
         """Send a batch until each of its parts has an answer or an error.
 
         When it fails as a whole and that may be one request's fault, it is sent again in parts, one after another,
-        until the guilty stands alone. Parts whose callers have left are not sent.
+        until the guilty stands alone. When it was lost with its server or the model's process, one of its requests may
+        be what killed it: each is sent once more, by itself, and then no more. Parts whose callers have left are not
+        sent.
 
         Returns:
             How many calls it took; above 1 only if the first failed.
         """
         isolation = Isolation(batch.slices)
         num_calls = 0
+        lost: set[Slice[Item]] = set()
         while (members := isolation.next_part()) is not None:
             wanted = [part for part in members if not part.item.done()]
             if not wanted:
                 continue
             num_calls += 1
             try:
-                answers = await self._infer(wanted)
+                answers = await self._infer(wanted, is_repeat=wanted[0] in lost)
             except Exception as error:  # noqa: BLE001  # any error of one batch is for its own callers
+                if len(wanted) > 1 and is_loss(error):
+                    lost.update(wanted)
+                    isolation.send_alone(wanted)
+                    continue
                 if len(wanted) > 1 and is_one_requests_fault(error):
                     isolation.narrow(wanted)
                     continue
@@ -75,8 +84,10 @@ class BatchSender:
                         self._outcomes.answer(part, answer, by=batch)
         return num_calls
 
-    async def _infer(self, parts: Sequence[Slice[Item]]) -> list[InferResponse]:
+    async def _infer(self, parts: Sequence[Slice[Item]], *, is_repeat: bool) -> list[InferResponse]:
         request = merge([part.item.request_between(part.start, part.stop) for part in parts])
+        if is_repeat:
+            request = replace(request, num_losses=1)
         # The longest of all budgets: a member with a shorter one is expired by the timer, alone.
         expires_at = max([part.item.deadline.expires_at for part in parts])
         response = await self._send(request, max(expires_at - self._clock.now(), 0.0))

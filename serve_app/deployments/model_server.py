@@ -125,7 +125,12 @@ class ModelServer(GrpcServicer):
         return ModelRunner(
             spec,
             settings,
-            send=lambda request, timeout_s: self._router.infer(request, timeout_s=timeout_s),
+            send=lambda request, timeout_s: self._router.infer(
+                request,
+                timeout_s=timeout_s,
+                spec=spec,
+                hedge_after_s=self._plane.config.for_model(spec.name).hedge_after_s,
+            ),
             num_endpoints=lambda: self._router.num_endpoints,
             limits=self._args.limits,
             clock=self._clock,

@@ -41,6 +41,8 @@ class InferRequest:
         inputs: Tensors, in the caller's order; with a batching model each has the rows first.
         outputs: Which outputs are wanted, in that order; empty means all.
         parameters: The request's V2 parameters, as sent.
+        num_callers: Requests whose rows are merged in it.
+        num_losses: Times it was lost with a server or a model's process; one that was is sent alone, and only once.
     """
 
     model_name: str
@@ -49,6 +51,8 @@ class InferRequest:
     id: str = ""
     outputs: list[RequestedOutput] = field(default_factory=list)
     parameters: Parameters = field(default_factory=dict)
+    num_callers: int = 1
+    num_losses: int = 0
 
     @property
     def size_bytes(self) -> int:

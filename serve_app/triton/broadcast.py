@@ -9,7 +9,8 @@ from typing import Any
 from serve_app.clock import Clock
 from serve_app.errors import ServeAppError
 from serve_app.protocol.server_answers import ServerAnswer
-from serve_app.triton.delivery import Call, Delivery
+from serve_app.triton.call import Call
+from serve_app.triton.delivery import Delivery
 from serve_app.triton.member import Member
 
 

@@ -11,7 +11,13 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from serve_app.errors import DeadlineExceeded, EndpointUnavailable, EndpointUnreachable, PoolClosed
+from serve_app.errors import (
+    DeadlineExceeded,
+    EndpointUnavailable,
+    EndpointUnreachable,
+    PoolClosed,
+    ServeAppError,
+)
 from serve_app.settings import ChannelSettings
 from serve_app.triton.cancellation import is_task_cancelled
 from serve_app.triton.status import CallContext, translate
@@ -64,13 +70,15 @@ class Channel:
         generation: Which generation of its pool's channels this one is of.
     """
 
-    __slots__ = ("_address", "_channel", "_state", "_stub", "generation", "num_calls")
+    __slots__ = ("_abandoned", "_address", "_channel", "_repeatable", "_state", "_stub", "generation", "num_calls")
 
     def __init__(self, address: str, settings: ChannelSettings, *, generation: int = 0) -> None:
         self._address = address
         self._channel = grpc.aio.insecure_channel(address, options=channel_options(settings))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._state = ChannelState.OPEN
+        self._repeatable: set[Any] = set()
+        self._abandoned: ServeAppError | None = None
         self.generation = generation
         self.num_calls = 0
 
@@ -99,7 +107,14 @@ class Channel:
     # --- calls ----------------------------------------------------------------------------------------------
 
     async def call(
-        self, rpc_name: str, message: Any, context: CallContext, *, timeout_s: float, wait_for_ready: bool = False
+        self,
+        rpc_name: str,
+        message: Any,
+        context: CallContext,
+        *,
+        timeout_s: float,
+        wait_for_ready: bool = False,
+        is_repeatable: bool = False,
     ) -> Any:
         """Carry one unary call.
 
@@ -111,6 +126,7 @@ class Channel:
             context: What the call is, for error texts.
             timeout_s: Budget of the call in seconds.
             wait_for_ready: Whether to wait for a connection until the budget ends, rather than to fail at once.
+            is_repeatable: Whether `abandon_calls` ends it.
 
         Returns:
             The response message.
@@ -122,6 +138,8 @@ class Channel:
         if self.is_closed():
             raise PoolClosed(repr(self))
         call = getattr(self._stub, rpc_name)(message, timeout=timeout_s, wait_for_ready=wait_for_ready)
+        if is_repeatable:
+            self._repeatable.add(call)
         try:
             return await call
         except grpc.aio.AioRpcError as error:
@@ -131,12 +149,34 @@ class Channel:
         except grpc.aio.BaseError as error:
             raise EndpointUnavailable(context.endpoint, f"grpc could not carry the call: {error}") from None
         except asyncio.CancelledError:
-            if self.is_closed() and not is_task_cancelled():
-                raise EndpointUnavailable(context.endpoint, "the channel was closed during the call") from None
+            self._raise_reason(call, context)
             raise
+        finally:
+            self._repeatable.discard(call)
+
+    def abandon_calls(self, error: ServeAppError) -> None:
+        """End every repeatable call with a copy of `error`; the server is told, should it still listen."""
+        self._abandoned = error
+        for call in self._repeatable:
+            call.cancel()
+
+    def _raise_reason(self, call: Any, context: CallContext) -> None:
+        """Raise what a cancelled call ended of, if that was not its caller."""
+        if is_task_cancelled():
+            return
+        if self._abandoned is not None and call in self._repeatable and call.cancelled():
+            raise type(self._abandoned)(*self._abandoned.args) from None
+        if self.is_closed():
+            raise EndpointUnavailable(context.endpoint, "the channel was closed during the call") from None
 
     async def stream(
-        self, message: Any, context: CallContext, *, response_timeout_s: float, timeout_s: float | None
+        self,
+        message: Any,
+        context: CallContext,
+        *,
+        response_timeout_s: float,
+        timeout_s: float | None,
+        is_repeatable: bool = False,
     ) -> AsyncGenerator[Any, None]:
         """Carry one request by `ModelStreamInfer`; see `stream.responses`.
 
@@ -145,6 +185,7 @@ class Channel:
             context: What the call is, for error texts.
             response_timeout_s: How long one response may take, in seconds.
             timeout_s: How long all of them may take, in seconds; `None` for any time.
+            is_repeatable: Whether `abandon_calls` ends it before the first response.
 
         Yields:
             Each `ModelInferResponse`.
@@ -156,16 +197,20 @@ class Channel:
         if self.is_closed():
             raise PoolClosed(repr(self))
         call = self._stub.ModelStreamInfer(timeout=timeout_s)
+        if is_repeatable:
+            self._repeatable.add(call)
         try:
             async with contextlib.aclosing(
                 responses(call, message, context, response_timeout_s=response_timeout_s)
             ) as answers:
                 async for answer in answers:
+                    self._repeatable.discard(call)
                     yield answer
         except asyncio.CancelledError:
-            if self.is_closed() and not is_task_cancelled():
-                raise EndpointUnavailable(context.endpoint, "the channel was closed during the call") from None
+            self._raise_reason(call, context)
             raise
+        finally:
+            self._repeatable.discard(call)
 
     async def ping(self, *, timeout_s: float, wait_for_ready: bool = False) -> None:
         """Connect if need be, and ask the server whether it is alive.

@@ -2,55 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Any
+
+from tritonclient.grpc import service_pb2
 
 from serve_app.clock import Clock
 from serve_app.errors import (
+    AnswerMalformed,
+    BackendFailed,
+    DeadlineExceeded,
     EndpointUnavailable,
     EndpointUnreachable,
+    ModelCrashed,
     ModelNotFound,
     ModelNotReady,
-    NoEndpoint,
     PoolClosed,
+    PoolTimeout,
+    RequestRejected,
     ServeAppError,
+    is_loss,
 )
-from serve_app.triton.choice import choose, choose_for_sequence, slowness_of
+from serve_app.triton.call import Call
+from serve_app.triton.fastest import FastestAnswers
 from serve_app.triton.member import Member
 from serve_app.triton.membership import Membership
-from serve_app.triton.pool import Build
-from serve_app.triton.retry import RetryBudget, Verdict, is_loss, judge
+from serve_app.triton.model_record import BlockReason, ModelRecord
+from serve_app.triton.retry import RetryBudget, Verdict, judge
+from serve_app.triton.selection import Selection
+from serve_app.triton.stall_watch import StallWatch
 
+REVIVAL_S = 10.0
+"""How long a request that was lost with its server waits for one that is healthy, within its budget."""
 
-@dataclass(slots=True)
-class Call:
-    """One call on its way through the servers.
+REVIVAL_PAUSE_S = 0.05
+"""Pause between two looks for such a server."""
 
-    Attributes:
-        rpc_name: For example `ModelInfer`.
-        build: Makes the request message.
-        model_name: The model it is about; empty for calls that concern the server.
-        model_version: The version it is about.
-        sequence_id: Sequence it belongs to; empty for none.
-        tried: Servers that failed it.
-        num_losses: Tries that ended with a dead server or model process.
-    """
-
-    rpc_name: str
-    build: Build
-    model_name: str = ""
-    model_version: str = ""
-    sequence_id: str = ""
-    tried: tuple[Member, ...] = ()
-    num_losses: int = 0
-
-    @property
-    def is_inference(self) -> bool:
-        """Whether its result tells how well a server serves the model."""
-        return self.rpc_name == "ModelInfer"
+CHECK_EVERY = 4
+"""Answers of one model between two comparisons of a server with the others."""
 
 
 class Delivery:
@@ -62,62 +54,123 @@ class Delivery:
         clock: Budgets and pauses are told by it.
         rng: Draws among equals.
         near_calls: Calls in flight at which a near server counts as full.
+
+    Attributes:
+        watch: Notices servers that hang; closed by who closes the membership.
     """
 
     def __init__(
         self, membership: Membership, budget: RetryBudget, *, clock: Clock, rng: random.Random, near_calls: int
     ) -> None:
         self._membership, self.budget = membership, budget
-        self._clock, self._rng, self._near_calls = clock, rng, near_calls
-        self.num_done = self.num_failed = self.num_retries = 0
+        self._clock = clock
+        self.selection = Selection(membership, rng=rng, near_calls=near_calls)
+        self.watch = StallWatch(membership, clock)
+        self._fastest = FastestAnswers()
+        self.num_done = self.num_failed = self.num_retries = self.num_hopeless = 0
 
     async def run(self, call: Call, *, timeout_s: float) -> Any:
         """Try servers until one answers, or until the failure is final.
 
         Raises:
             NoEndpoint: No server may be asked now.
+            DeadlineExceeded: The budget is so small that nothing was sent, or it ran out.
             ServeAppError: How the last try ended.
         """
         self.budget.deposit()
         now = self._clock.now()
+        if call.is_inference and self._fastest.is_hopeless(call.model_name, timeout_s, now=now):
+            self.num_hopeless += 1
+            self.num_failed += 1
+            raise DeadlineExceeded(
+                f"about to send to model {call.model_name!r}, which has lately answered nobody in so short a time",
+                timeout_s,
+            )
+        return await self.carry(call, timeout_s=timeout_s)
+
+    async def carry(self, call: Call, *, timeout_s: float) -> Any:
+        """As `run`, for a call that earns no retries: the second copy of one that is hedged."""
+        now = self._clock.now()
         expires_at = now + timeout_s
-        member, failure = self._choose(call, now), None
-        while member is not None:
-            try:
-                answer = await self.attempt(member, call, now=now, timeout_s=expires_at - now)
-            except ServeAppError as error:
+        failure: ServeAppError | None = None
+        try:
+            if call.num_losses:
+                member = await self._choose_again(call, expires_at)
                 now = self._clock.now()
-                failure = self._final(failure, error)
-                member = self._next(member, call, error, now=now, remaining_s=expires_at - now)
             else:
-                self.num_done += 1
-                return answer
-        self.num_failed += 1
-        raise failure or NoEndpoint("Triton", self._membership.describe_outage())
+                member = self.selection.choose(call, now)
+            while member is not None:
+                try:
+                    answer = await self.attempt(member, call, now=now, timeout_s=expires_at - now)
+                except ServeAppError as error:
+                    now = self._clock.now()
+                    failure = self._final(failure, error)
+                    member = self._next(member, call, error, now=now, remaining_s=expires_at - now)
+                else:
+                    self.num_done += 1
+                    return answer
+            raise failure or self.selection.outage(call, now)
+        except ServeAppError:
+            self.num_failed += 1
+            raise
+
+    async def _choose_again(self, call: Call, expires_at: float) -> Member | None:
+        """A server for a call that was lost before: a healthy one, which is waited for; `None` if none comes."""
+        if not self.budget.withdraw():
+            raise EndpointUnavailable(
+                f"model {call.model_name!r}", "the request was lost with its server, and the retry budget is used up"
+            )
+        self.num_retries += 1
+        waits_until = min(expires_at, self._clock.now() + REVIVAL_S)
+        while (member := self.selection.choose_healthy(call, self._clock.now())) is None:
+            if self._clock.now() + REVIVAL_PAUSE_S >= waits_until:
+                return self.selection.choose(call, self._clock.now())
+            await asyncio.sleep(REVIVAL_PAUSE_S)
+        return member
 
     async def attempt(self, member: Member, call: Call, *, now: float, timeout_s: float) -> Any:
         """One call on one server; its outcome goes on the server's record."""
-        name = call.model_name
-        if call.is_inference:
-            member.begin(name)
+        name, is_inference = call.model_name, call.is_inference
+        self._begin(member, call, now)
         try:
-            answer = await member.pool.call(
-                call.rpc_name, call.build, timeout_s=timeout_s, model_name=name, model_version=call.model_version
+            message = await member.pool.call(
+                call.rpc_name,
+                call.build,
+                timeout_s=timeout_s,
+                model_name=name,
+                model_version=call.model_version,
+                is_repeatable=call.is_repeatable,
             )
-        except EndpointUnavailable as error:
-            self._membership.eject(member, error, started_at=now)
-            raise
-        except (ModelNotReady, ModelNotFound):
-            if call.is_inference:
-                member.block(name, now=self._clock.now())
+            answer = message if call.accept is None else await self._accept(member, call, message, now + timeout_s)
+        except ServeAppError as error:
+            self._note_failure(member, call, error, started_at=now)
             raise
         else:
-            if call.is_inference:
-                member.succeed(name, started_at=now, now=self._clock.now())
+            member.heard_at = answered_at = self._clock.now()
+            if is_inference:
+                self._note_answer(member, name, started_at=now, now=answered_at)
+            if call.sequence_id:
+                self.selection.note_sequence(call, member, answered_at)
             return answer
         finally:
-            if call.is_inference:
+            member.num_out -= 1
+            if is_inference:
                 member.abandon(name)
+
+    async def _accept(self, member: Member, call: Call, message: Any, expires_at: float) -> Any:
+        """The answer in a message; one that the model as we know it cannot have given may be a newer model's."""
+        assert call.accept is not None
+        try:
+            return call.accept(message)
+        except AnswerMalformed as error:
+            left_s = expires_at - self._clock.now()
+            if call.accept_as is None or left_s <= 0:
+                raise
+            request = service_pb2.ModelMetadataRequest(name=call.model_name, version=call.model_version)
+            with contextlib.suppress(ServeAppError):
+                metadata = await member.pool.call("ModelMetadata", lambda _: request, timeout_s=left_s)
+                return call.accept_as(metadata)(message)
+            raise error from None
 
     async def stream(
         self, call: Call, *, response_timeout_s: float, timeout_s: float | None
@@ -136,7 +189,7 @@ class Delivery:
         self.budget.deposit()
         now = self._clock.now()
         expires_at = now + (response_timeout_s if timeout_s is None else timeout_s)
-        member, failure, has_begun = self._choose(call, now), None, False
+        member, failure, has_begun = self.selection.choose(call, now), None, False
         while member is not None:
             left_s = None if timeout_s is None else expires_at - now
             try:
@@ -155,13 +208,14 @@ class Delivery:
                 self.num_done += 1
                 return
         self.num_failed += 1
-        raise failure or NoEndpoint("Triton", self._membership.describe_outage())
+        raise failure or self.selection.outage(call, now)
 
     async def _attempt_stream(
         self, member: Member, call: Call, now: float, response_timeout_s: float, timeout_s: float | None
     ) -> AsyncGenerator[Any, None]:
         """One stream on one server; its outcome goes on the server's record, but not how long it took."""
         name = call.model_name
+        self._begin(member, call, now)
         member.begin(name)
         try:
             async with contextlib.aclosing(
@@ -171,39 +225,65 @@ class Delivery:
                     timeout_s=timeout_s,
                     model_name=name,
                     model_version=call.model_version,
+                    is_repeatable=call.is_repeatable,
                 )
             ) as answers:
                 async for answer in answers:
+                    member.heard_at = self._clock.now()
                     yield answer
-        except EndpointUnavailable as error:
-            self._membership.eject(member, error, started_at=now)
-            raise
-        except (ModelNotReady, ModelNotFound):
-            member.block(name, now=self._clock.now())
+        except ServeAppError as error:
+            self._note_failure(member, call, error, started_at=now)
             raise
         else:
             member.unblock(name)
+            if call.sequence_id:
+                self.selection.note_sequence(call, member, self._clock.now())
         finally:
+            member.num_out -= 1
             member.abandon(name)
 
-    # --- decisions ----------------------------------------------------------------------------------------
+    # --- what is noted --------------------------------------------------------------------------------------
 
-    def _choose(self, call: Call, now: float) -> Member | None:
-        """The server for the next try; `None` when there is none.
+    def _begin(self, member: Member, call: Call, now: float) -> None:
+        call.member = member
+        member.depart(now=now)
+        self.watch.start()
+        if call.is_inference:
+            member.begin(call.model_name)
 
-        The first try goes to a server that is known not to have the model when all are; later ones do not.
-        """
-        name, members = call.model_name, self._membership.candidates
-        if call.tried:
-            members = [m for m in members if m not in call.tried and not m.is_blocked(name, now=now)]
-        elif len(members) > 1 and any(m.has_blocks() for m in members):
-            members = [m for m in members if not m.is_blocked(name, now=now)] or members
-        if len(members) <= 1:
-            return members[0] if members else None
-        if call.sequence_id:
-            return choose_for_sequence(members, [m.endpoint.server_id for m in members], call.sequence_id)
-        slowness = slowness_of([m.latency(name, now=now) for m in members])
-        return choose(members, slowness, rng=self._rng, near_calls=self._near_calls)
+    def _note_failure(self, member: Member, call: Call, error: ServeAppError, *, started_at: float) -> None:
+        """Put a failed try on the server's record."""
+        name, now = call.model_name, self._clock.now()
+        is_about_model = call.is_inference or call.rpc_name == "ModelStreamInfer"
+        if isinstance(error, EndpointUnavailable):
+            self._membership.eject(member, error, started_at=started_at)
+            return
+        if isinstance(error, DeadlineExceeded):
+            if member.heard_at <= started_at:  # not a sign of life since it set out
+                self.watch.suspect(member)
+            if call.is_inference and not isinstance(error, PoolTimeout):
+                self._compare(member, name, member.fault(name, started_at=started_at, now=now), now)
+            return
+        member.heard_at = now
+        if isinstance(error, ModelNotReady | ModelNotFound) and is_about_model:
+            reason = BlockReason.CRASHED if isinstance(error, ModelCrashed) else BlockReason.ABSENT
+            member.block(name, now=now, reason=reason)
+        elif isinstance(error, AnswerMalformed) and is_about_model:
+            self._compare(member, name, member.fault(name, started_at=started_at, now=now), now)
+
+    def _note_answer(self, member: Member, name: str, *, started_at: float, now: float) -> None:
+        limit_s = self.selection.slow_limit_s(member, name) if member.has_blocks() else None
+        record = member.succeed(name, started_at=started_at, now=now, slow_limit_s=limit_s)
+        self._fastest.add(name, now - started_at, now=now)
+        if record.num_outcomes % CHECK_EVERY == 0:
+            self._compare(member, name, record, now)
+
+    def _compare(self, member: Member, name: str, record: ModelRecord, now: float) -> None:
+        """Leave a server out for a model for a while, if it does far worse than the others."""
+        if not member.is_outlier(name) and self.selection.is_outlier(member, name, record):
+            member.block(name, now=now, reason=BlockReason.OUTLIER)
+
+    # --- what follows ---------------------------------------------------------------------------------------
 
     def _next(
         self, member: Member, call: Call, error: ServeAppError, *, now: float, remaining_s: float
@@ -211,15 +291,33 @@ class Delivery:
         """The server for another try after `error`; `None` when the error is final."""
         call.tried = (*call.tried, member)
         call.num_losses += is_loss(error)
-        is_sequence = bool(call.sequence_id)
-        verdict = judge(error, num_losses=call.num_losses, is_sequence=is_sequence, remaining_s=remaining_s)
-        if verdict is Verdict.GIVE_UP or (other := self._choose(call, now)) is None:
+        call.num_faults += isinstance(error, AnswerMalformed)
+        verdict = judge(
+            error,
+            num_losses=call.num_losses,
+            num_faults=call.num_faults,
+            num_callers=call.num_callers,
+            is_sequence=bool(call.sequence_id),
+            is_stranger=self._is_stranger(call, error, now),
+            remaining_s=remaining_s,
+        )
+        if verdict is Verdict.GIVE_UP or (other := self.selection.choose(call, now)) is None:
             return None
         if verdict is Verdict.RETRY and not self.budget.withdraw():
             return None
         self.num_retries += 1
         member.num_retried += 1
         return other
+
+    def _is_stranger(self, call: Call, error: ServeAppError, now: float) -> bool:
+        """Whether a server has refused a request because it does not know the sequence, which another one may."""
+        return (
+            bool(call.sequence_id)
+            and not call.is_start
+            and isinstance(error, RequestRejected | BackendFailed)  # in streams errors have no status
+            and "START flag" in error.reason
+            and self.selection.keeper_of(call, now) is None
+        )
 
     def _final(self, before: ServeAppError | None, error: ServeAppError) -> ServeAppError:
         """What the caller gets if no further try is made."""

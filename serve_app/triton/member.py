@@ -6,29 +6,22 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from serve_app.endpoint import Endpoint
-from serve_app.triton.choice import FORGET_HALF_LIFE_S
-from serve_app.triton.pool import ChannelPool, PoolStatistics
-
-INITIAL_PAUSE_S = 0.25
-"""How long a model that a server could not serve is asked for elsewhere; doubles with each failed trial."""
-
-MAX_PAUSE_S = 1.0
-"""Longest such pause, and so about the longest that a model is missed after it came back."""
+from serve_app.triton.model_record import (
+    HEAL_S,
+    INITIAL_PAUSE_S,
+    MIN_ANSWERS,
+    BlockReason,
+    ModelBlock,
+    ModelRecord,
+)
+from serve_app.triton.pool import ChannelPool
+from serve_app.triton.pool_statistics import PoolStatistics
 
 MAX_BLOCKS = 256
 """Models of one server that are remembered as unavailable; clients can invent names without end."""
 
-LATENCY_WEIGHT = 0.2
-"""Weight of the newest answer in a server's usual latency, when the one before it is recent."""
-
-MAX_JUMP = 2.0
-"""Most that one answer counts, as a multiple of the usual latency: one hiccup does not make a server slow."""
-
-MIN_ANSWERS = 5
-"""Answers before a latency counts as usual; the first ones of a cold server are slow everywhere."""
-
-MAX_LATENCIES = 1024
-"""Models of one server whose latency is remembered."""
+MAX_RECORDS = 1024
+"""Models of one server whose record is kept."""
 
 
 class MemberState(Enum):
@@ -43,43 +36,6 @@ class MemberState(Enum):
     """Removed; its last calls are finishing."""
 
 
-@dataclass(slots=True)
-class ModelBlock:
-    """A model that a server could not serve.
-
-    Attributes:
-        until: When the next trial is due, in seconds of the router's clock.
-        pause_s: The pause that led there.
-        is_trying: Whether a trial is under way.
-    """
-
-    until: float
-    pause_s: float
-    is_trying: bool = False
-
-
-@dataclass(slots=True)
-class ModelLatency:
-    """How long a server takes to answer for one model.
-
-    Attributes:
-        usual_s: Weighted mean of the latest answers' latencies in seconds.
-        at: When the last answer came, in seconds of the router's clock.
-        num_answers: Answers that went into it.
-    """
-
-    usual_s: float
-    at: float
-    num_answers: int = 1
-
-    def add(self, latency_s: float, *, now: float) -> None:
-        """Take one more answer in; the longer the silence before it, the more it counts."""
-        kept = (1.0 - LATENCY_WEIGHT) * 0.5 ** ((now - self.at) / FORGET_HALF_LIFE_S)
-        self.usual_s = kept * self.usual_s + (1.0 - kept) * min(latency_s, MAX_JUMP * self.usual_s)
-        self.at = now
-        self.num_answers += 1
-
-
 @dataclass(frozen=True, slots=True)
 class EndpointStatistics:
     """Counts of one server.
@@ -92,7 +48,8 @@ class EndpointStatistics:
         num_waiting: Callers that wait for one.
         num_ejections: Times it was ejected.
         num_retried: Calls that failed here and were sent elsewhere.
-        unavailable_models: Models that it could not serve when last asked.
+        num_stalls: Times it gave no sign of life.
+        unavailable_models: Models that are asked for elsewhere now.
         pool: Its channels.
     """
 
@@ -103,6 +60,7 @@ class EndpointStatistics:
     num_waiting: int
     num_ejections: int
     num_retried: int
+    num_stalls: int
     unavailable_models: tuple[str, ...]
     pool: PoolStatistics
 
@@ -120,6 +78,10 @@ class Member:
         admitted_at: When it last became available, in seconds of the router's clock.
         num_ejections: Times it was ejected.
         num_retried: Calls that failed here and were sent elsewhere.
+        num_stalls: Times it gave no sign of life.
+        num_out: Calls under way or waiting for a channel.
+        heard_at: When anything last came from it while calls were under way, or when the first of these set out.
+        is_suspect: Whether it is being asked for a sign of life; others are preferred meanwhile.
     """
 
     endpoint: Endpoint
@@ -130,8 +92,12 @@ class Member:
     admitted_at: float = 0.0
     num_ejections: int = 0
     num_retried: int = 0
+    num_stalls: int = 0
+    num_out: int = 0
+    heard_at: float = 0.0
+    is_suspect: bool = False
     _blocks: dict[str, ModelBlock] = field(default_factory=dict)
-    _latencies: dict[str, ModelLatency] = field(default_factory=dict)
+    _records: dict[str, ModelRecord] = field(default_factory=dict)
 
     # --- what the choice asks -----------------------------------------------------------------------------
 
@@ -145,7 +111,7 @@ class Member:
         return self.pool.is_full()
 
     def has_blocks(self) -> bool:
-        """Whether there is any model that it could not serve."""
+        """Whether there is any model that is better asked for elsewhere."""
         return bool(self._blocks)
 
     def is_blocked(self, model_name: str, *, now: float) -> bool:
@@ -153,12 +119,38 @@ class Member:
         block = self._blocks.get(model_name)
         return block is not None and (block.is_trying or now < block.until)
 
+    def is_outlier(self, model_name: str) -> bool:
+        """Whether the model is asked for elsewhere because others serve it far better."""
+        block = self._blocks.get(model_name)
+        return block is not None and block.reason is BlockReason.OUTLIER
+
+    def is_healing(self, model_name: str, *, now: float) -> bool:
+        """Whether the model's process died here so lately that it may not have been loaded again."""
+        block = self._blocks.get(model_name)
+        return block is not None and block.reason is BlockReason.CRASHED and now < block.since + HEAL_S
+
+    def record(self, model_name: str) -> ModelRecord | None:
+        """How it has been doing with a model; `None` before the first outcome."""
+        return self._records.get(model_name)
+
     def latency(self, model_name: str, *, now: float) -> tuple[float, float] | None:
         """The model's usual latency here and the age of its last answer, in seconds; `None` until it is known."""
-        latency = self._latencies.get(model_name)
-        if latency is None or latency.num_answers < MIN_ANSWERS:
+        record = self._records.get(model_name)
+        if record is None or record.num_answers < MIN_ANSWERS:
             return None
-        return latency.usual_s, now - latency.at
+        return record.usual_s, now - record.at
+
+    # --- signs of life --------------------------------------------------------------------------------------
+
+    def depart(self, *, now: float) -> None:
+        """A call sets out."""
+        if self.num_out == 0:
+            self.heard_at = max(self.heard_at, now)
+        self.num_out += 1
+
+    def silent_s(self, *, now: float) -> float:
+        """For how long nothing has come from it although calls were under way."""
+        return now - self.heard_at if self.num_out else 0.0
 
     # --- what calls tell ------------------------------------------------------------------------------------
 
@@ -172,32 +164,61 @@ class Member:
         if self._blocks and (block := self._blocks.get(model_name)) is not None:
             block.is_trying = False
 
-    def succeed(self, model_name: str, *, started_at: float, now: float) -> None:
-        """A call for the model was answered."""
-        if self._blocks:
-            self._blocks.pop(model_name, None)
-        latency = self._latencies.get(model_name)
-        if latency is not None:
-            latency.add(now - started_at, now=now)
-            return
-        if len(self._latencies) >= MAX_LATENCIES:
-            self._latencies.clear()
-        self._latencies[model_name] = ModelLatency(now - started_at, now)
+    def succeed(
+        self, model_name: str, *, started_at: float, now: float, slow_limit_s: float | None = None
+    ) -> ModelRecord:
+        """A call for the model was answered.
+
+        Args:
+            model_name: The model.
+            started_at: When the call set out.
+            now: When the answer came.
+            slow_limit_s: Latency from which on a trial of a slow server has failed.
+        """
+        record = self._record(model_name, now)
+        if self._blocks and (block := self._blocks.get(model_name)) is not None:
+            if block.reason is not BlockReason.OUTLIER:
+                del self._blocks[model_name]
+            elif started_at >= block.since:  # calls from before the block are no trials of it
+                if slow_limit_s is not None and now - started_at > slow_limit_s:
+                    self._blocks[model_name] = block.prolonged(now=now)
+                else:
+                    del self._blocks[model_name]
+                    record = self._records[model_name] = ModelRecord(0.0, now)
+        record.add(now - started_at, now=now)
+        return record
+
+    def fault(self, model_name: str, *, started_at: float, now: float) -> ModelRecord:
+        """A call for the model was answered wrongly, or not within its budget."""
+        record = self._record(model_name, now)
+        record.add_fault(now=now)
+        block = self._blocks.get(model_name)
+        if block is not None and block.reason is BlockReason.OUTLIER and started_at >= block.since:
+            self._blocks[model_name] = block.prolonged(now=now)
+        return record
+
+    def _record(self, model_name: str, now: float) -> ModelRecord:
+        record = self._records.get(model_name)
+        if record is None:
+            if len(self._records) >= MAX_RECORDS:
+                self._records.clear()
+            record = self._records[model_name] = ModelRecord(0.0, now)
+        return record
 
     def unblock(self, model_name: str) -> None:
         """The model was served here, in a call whose duration says nothing."""
         self._blocks.pop(model_name, None)
 
-    def block(self, model_name: str, *, now: float) -> None:
-        """The model could not be served here: ask elsewhere for a while, then try with one call."""
+    def block(self, model_name: str, *, now: float, reason: BlockReason = BlockReason.ABSENT) -> None:
+        """The model is better asked for elsewhere for a while; then one call tries."""
         block = self._blocks.get(model_name)
         if block is None:
             while len(self._blocks) >= MAX_BLOCKS:
                 del self._blocks[next(iter(self._blocks))]
-            self._blocks[model_name] = ModelBlock(now + INITIAL_PAUSE_S, INITIAL_PAUSE_S)
+            self._blocks[model_name] = ModelBlock(now + INITIAL_PAUSE_S, INITIAL_PAUSE_S, now, reason)
         elif block.is_trying:
-            pause_s = min(2 * block.pause_s, MAX_PAUSE_S)
-            self._blocks[model_name] = ModelBlock(now + pause_s, pause_s)
+            self._blocks[model_name] = block.prolonged(now=now)
+            self._blocks[model_name].reason = reason
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -208,8 +229,9 @@ class Member:
 
     def admit(self, *, now: float) -> None:
         """Ask it (again), for every model."""
-        self.state, self.admitted_at = MemberState.AVAILABLE, now
+        self.state, self.admitted_at, self.heard_at = MemberState.AVAILABLE, now, now
         self._blocks.clear()
+        self._records.clear()
 
     def statistics(self) -> EndpointStatistics:
         """Counts of now and since it was added."""
@@ -222,6 +244,7 @@ class Member:
             num_waiting=pool.num_waiting,
             num_ejections=self.num_ejections,
             num_retried=self.num_retried,
+            num_stalls=self.num_stalls,
             unavailable_models=tuple(self._blocks),
             pool=pool,
         )

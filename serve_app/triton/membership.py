@@ -9,7 +9,7 @@ from typing import Any
 
 from serve_app.clock import Clock
 from serve_app.endpoint import Endpoint
-from serve_app.errors import EndpointUnavailable, EndpointUnreachable, ServeAppError
+from serve_app.errors import EndpointStalled, EndpointUnavailable, EndpointUnreachable, ServeAppError
 from serve_app.settings import ChannelSettings
 from serve_app.triton.member import Member, MemberState
 from serve_app.triton.pool import ChannelPool
@@ -38,9 +38,9 @@ DRAIN_GRACE_S = 30.0
 class Membership:
     """The servers of one router, each with its pool, and the background tasks that connect, probe and drain them.
 
-    The mutable state is `_members`, by address and server id, with a `state` on each, and `_draining`; `_available` and
-    `_connecting` are drawn from the first whenever it changes. All changes are made in synchronous functions in the
-    event loop in which `update` is first called.
+    The mutable state is `_members`, by address and server id, with a `state` on each, and `_draining`; `_available`,
+    `_trusted` and `_connecting` are drawn from the first whenever it changes. All changes are made in synchronous
+    functions in the event loop in which `update` is first called.
 
     Args:
         settings: The channels to each server.
@@ -69,6 +69,7 @@ class Membership:
         self._draining: dict[asyncio.Task[None], Member] = {}
         self._probes: dict[Member, asyncio.Task[None]] = {}
         self._available: list[Member] = []
+        self._trusted: list[Member] = []
         self._connecting: list[Member] = []
         self.num_ejections = 0
 
@@ -76,7 +77,12 @@ class Membership:
 
     @property
     def candidates(self) -> list[Member]:
-        """The servers to choose from: those that are available, or else those that still connect."""
+        """The servers to choose from: those that are available, those that may hang last; or those that connect."""
+        return self._trusted or self._available or self._connecting
+
+    @property
+    def available(self) -> list[Member]:
+        """The servers that are available, those that may hang included; or those that connect."""
         return self._available or self._connecting
 
     @property
@@ -146,6 +152,7 @@ class Membership:
         """Draw the lists for the choice anew, and tell if they have changed."""
         before = (self._available, self._connecting)
         self._available = [m for m in self._members.values() if m.state is MemberState.AVAILABLE]
+        self._trusted = [m for m in self._available if not m.is_suspect]
         self._connecting = [m for m in self._members.values() if m.state is MemberState.CONNECTING]
         if self._on_change is not None and before != (self._available, self._connecting):
             try:
@@ -169,6 +176,32 @@ class Membership:
             return
         self._set_ejected(member, error)
         self._start_probe(member)
+
+    def eject_stalled(self, member: Member, error: ServeAppError) -> bool:
+        """Stop asking a server that gives no sign of life, and give up what is on it and safe to send again.
+
+        Args:
+            member: The server.
+            error: How it was found.
+
+        Returns:
+            False if it stays, since there is no other.
+        """
+        if member.state is not MemberState.AVAILABLE:
+            return True
+        if len(self._available) < 2:
+            return False
+        member.num_stalls += 1
+        stalled = EndpointStalled(f"Triton at {member.endpoint.address}", f"it gives no sign of life ({error})")
+        self._set_ejected(member, stalled)
+        member.pool.abandon_calls(stalled)
+        self._start_probe(member)
+        return True
+
+    def set_suspect(self, member: Member, is_suspect: bool) -> None:
+        """Prefer others to a server that may hang, or no longer."""
+        member.is_suspect = is_suspect
+        self._trusted = [m for m in self._available if not m.is_suspect]
 
     def _set_ejected(self, member: Member, error: ServeAppError) -> None:
         reason = str(error)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
-from enum import Enum
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +17,7 @@ from serve_app.settings import ChannelSettings
 from serve_app.triton.assignment import Assignment
 from serve_app.triton.channel import Channel
 from serve_app.triton.closing import finish
+from serve_app.triton.pool_statistics import PoolState, PoolStatistics
 from serve_app.triton.status import CallContext
 
 CLOSE_GRACE_S = 5.0
@@ -29,42 +28,6 @@ Build = Callable[[float], Any]
 
 LEAVE_TIMEOUT_S = 1.0
 """How long `aclose` waits for callers whose calls it has just cut off; they need a tick or two."""
-
-
-class PoolState(Enum):
-    """Life of a pool; a closed one may be opened again."""
-
-    NEW = "new"
-    READY = "ready"
-    CLOSING = "closing"
-    CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
-    """Counts of one pool: of now up to `num_waiting`, since the pool was made from `num_done` on.
-
-    Attributes:
-        address: The endpoint's address.
-        state: Life of the pool.
-        num_channels: Channels open.
-        num_active: Calls that hold a channel.
-        num_waiting: Callers waiting for one.
-        num_done: Calls that succeeded.
-        num_failed: Calls that ended with an error.
-        num_cancelled: Calls, and waits for a channel, whose caller gave up.
-        num_timed_out: Waits for a channel that outlasted their budget.
-    """
-
-    address: str
-    state: PoolState
-    num_channels: int
-    num_active: int
-    num_waiting: int
-    num_done: int
-    num_failed: int
-    num_cancelled: int
-    num_timed_out: int
 
 
 class ChannelPool:
@@ -234,7 +197,14 @@ class ChannelPool:
         return decode_infer_response(answer)
 
     async def call(
-        self, rpc_name: str, build: Build, *, timeout_s: float, model_name: str = "", model_version: str = ""
+        self,
+        rpc_name: str,
+        build: Build,
+        *,
+        timeout_s: float,
+        model_name: str = "",
+        model_version: str = "",
+        is_repeatable: bool = False,
     ) -> Any:
         """Carry one unary call of `GRPCInferenceService` on the least busy channel.
 
@@ -247,6 +217,7 @@ class ChannelPool:
             timeout_s: Whole budget in seconds, the wait for a channel included.
             model_name: The model it is about, for error texts.
             model_version: The version it is about, for error texts.
+            is_repeatable: Whether `abandon_calls` ends it.
 
         Returns:
             The response message.
@@ -257,7 +228,7 @@ class ChannelPool:
         channel, left_s = await self._take(timeout_s)
         try:
             context = CallContext(self.endpoint.address, model_name, model_version, timeout_s)
-            answer = await channel.call(rpc_name, build(left_s), context, timeout_s=left_s)
+            answer = await channel.call(rpc_name, build(left_s), context, timeout_s=left_s, is_repeatable=is_repeatable)
         except asyncio.CancelledError:
             self._num_cancelled += 1
             raise
@@ -278,6 +249,7 @@ class ChannelPool:
         timeout_s: float | None,
         model_name: str,
         model_version: str = "",
+        is_repeatable: bool = False,
     ) -> AsyncGenerator[Any, None]:
         """Carry one request by a `ModelStreamInfer` call of its own, which holds its channel to the end.
 
@@ -290,6 +262,7 @@ class ChannelPool:
             timeout_s: How long all of it may take, in seconds; `None` for any time.
             model_name: The model.
             model_version: Its version.
+            is_repeatable: Whether `abandon_calls` ends it before the first response.
 
         Yields:
             Each `ModelInferResponse`.
@@ -306,7 +279,13 @@ class ChannelPool:
             budget_s = response_timeout_s if timeout_s is None else timeout_s
             context = CallContext(self.endpoint.address, model_name, model_version, budget_s)
             async with contextlib.aclosing(
-                channel.stream(build(left_s), context, response_timeout_s=response_timeout_s, timeout_s=timeout_s)
+                channel.stream(
+                    build(left_s),
+                    context,
+                    response_timeout_s=response_timeout_s,
+                    timeout_s=timeout_s,
+                    is_repeatable=is_repeatable,
+                )
             ) as answers:
                 async for answer in answers:
                     yield answer
@@ -355,6 +334,23 @@ class ChannelPool:
         self._close_all(self._assignment.give_back(channel))
         if self._state is PoolState.CLOSING and self._assignment.num_active == 0:
             self._wake.set()
+
+    def abandon_calls(self, error: ServeAppError) -> None:
+        """End every call that may be sent again elsewhere with a copy of `error`; the others go on."""
+        for channel in self._assignment.channels:
+            channel.abandon_calls(error)
+
+    async def ask_apart(self, *, timeout_s: float) -> None:
+        """Ask the server whether it is alive, over a connection of its own, which waits for nothing else.
+
+        Raises:
+            EndpointUnavailable: It is not, or there was no answer within the budget.
+        """
+        channel = Channel(self.endpoint.address, self._settings)
+        try:
+            await channel.ping(timeout_s=timeout_s)
+        finally:
+            await asyncio.shield(channel.aclose())
 
     def fail_waiting(self, error: ServeAppError) -> None:
         """End the wait of every caller that has no channel yet with `error`; running calls go on."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from enum import Enum
 
 from serve_app.errors import (
-    EndpointUnavailable,
+    AnswerMalformed,
+    EndpointStalled,
     EndpointUnreachable,
-    ModelCrashed,
     ModelNotFound,
     ModelNotReady,
     PoolClosed,
     ServeAppError,
+    is_loss,
 )
 from serve_app.settings import ChannelSettings
 
@@ -23,6 +24,9 @@ MAX_LOSSES = 2
 
 The second try saves the innocent; a third would let a request that kills what it touches go through the fleet.
 """
+
+MAX_FAULTS = 2
+"""Tries that may end with a malformed answer: a model that always gives such answers is not asked everywhere."""
 
 RETRY_RATIO = 0.1
 """Retries that each request earns: over time at most one in ten calls is a retry."""
@@ -39,34 +43,44 @@ class Verdict(Enum):
     """Another server is asked, at no charge: the first one did not begin with the request."""
 
 
-def is_loss(error: ServeAppError) -> bool:
-    """Whether the request may itself have killed what it was sent to."""
-    return isinstance(error, EndpointUnavailable | ModelCrashed) and not isinstance(error, EndpointUnreachable)
-
-
-def judge(error: ServeAppError, *, num_losses: int, is_sequence: bool, remaining_s: float) -> Verdict:
+def judge(
+    error: ServeAppError,
+    *,
+    num_losses: int,
+    is_sequence: bool,
+    remaining_s: float,
+    num_faults: int = 0,
+    num_callers: int = 1,
+    is_stranger: bool = False,
+) -> Verdict:
     """Whether a call that failed with `error` is to be tried on another server.
 
-    Only failures that lie with the server count: it could not be reached, it went away, it does not have the model
-    now. Never a sequence's request, whose state is on the one server, once it may have been sent.
+    Only failures that lie with the server count: it could not be reached, it went away, it hangs, it does not have the
+    model now, it answered nonsense. Never a sequence's request, whose state is on the one server, once that may have
+    run it. Requests that are merged are not sent again together once they were lost together.
 
     Args:
         error: How the last try ended.
         num_losses: Tries so far for which `is_loss` was true, this one included.
         is_sequence: Whether the request belongs to a sequence.
         remaining_s: Budget left, in seconds.
+        num_faults: Tries so far that ended with a malformed answer, this one included.
+        num_callers: Requests that are merged in the call.
+        is_stranger: Whether the server refused it because it does not know the sequence.
     """
     if remaining_s < MIN_REMAINING_S:
         return Verdict.GIVE_UP
     if isinstance(error, PoolClosed):
         return Verdict.REROUTE
     if is_sequence:
-        return Verdict.GIVE_UP
+        return Verdict.REROUTE if is_stranger else Verdict.GIVE_UP
     if isinstance(error, EndpointUnreachable | ModelNotFound):
         return Verdict.REROUTE
     if is_loss(error):
-        return Verdict.RETRY if num_losses < MAX_LOSSES else Verdict.GIVE_UP
-    if isinstance(error, ModelNotReady):
+        return Verdict.RETRY if num_losses < MAX_LOSSES and num_callers == 1 else Verdict.GIVE_UP
+    if isinstance(error, AnswerMalformed):
+        return Verdict.RETRY if num_faults < MAX_FAULTS else Verdict.GIVE_UP
+    if isinstance(error, ModelNotReady | EndpointStalled):
         return Verdict.RETRY
     return Verdict.GIVE_UP
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -15,53 +14,30 @@ from tritonclient.grpc import service_pb2
 from serve_app.clock import Clock, MonotonicClock
 from serve_app.endpoint import Endpoint
 from serve_app.errors import PoolClosed, ServeAppError
-from serve_app.protocol.grpc_codec import decode_infer_response, encode_infer_request
-from serve_app.protocol.messages import InferRequest, InferResponse
+from serve_app.protocol.grpc_codec import decode_infer_response
+from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec
 from serve_app.protocol.server_answers import ServerAnswer
 from serve_app.settings import ChannelSettings
 from serve_app.triton.broadcast import ask_each
+from serve_app.triton.call import Call, inference
 from serve_app.triton.choice import NEAR_CALLS
 from serve_app.triton.closing import finish
-from serve_app.triton.delivery import Call, Delivery
-from serve_app.triton.member import EndpointStatistics, Member
+from serve_app.triton.delivery import Delivery
+from serve_app.triton.hedging import Hedging
+from serve_app.triton.member import Member
 from serve_app.triton.membership import Membership, Prepare
 from serve_app.triton.pool import CLOSE_GRACE_S
 from serve_app.triton.retry import RetryBudget
-
-
-@dataclass(frozen=True, slots=True)
-class RouterStatistics:
-    """Counts of one router.
-
-    Attributes:
-        endpoints: Each server, removed ones that still drain included.
-        num_available: Servers that may be asked.
-        num_active: Calls that hold a channel, over all servers.
-        num_waiting: Callers that wait for a channel, over all servers.
-        num_done: Requests and control calls that were answered.
-        num_failed: Those that ended with an error.
-        num_retries: Tries after the first.
-        num_ejections: Ejections, those of servers since removed included.
-        retry_tokens: Retries that the budget allows now.
-    """
-
-    endpoints: tuple[EndpointStatistics, ...]
-    num_available: int
-    num_active: int
-    num_waiting: int
-    num_done: int
-    num_failed: int
-    num_retries: int
-    num_ejections: int
-    retry_tokens: float
+from serve_app.triton.router_statistics import RouterStatistics
 
 
 class Router:
     """Every Triton server that this process may ask, each with a pool of channels.
 
     A server that a call could not reach, or that went away during one, is ejected: it is not asked until a probe finds
-    every channel connected and the server live. A model that one server cannot serve is asked for elsewhere for a
-    while. What is safe to send again is sent to another server (see `retry`), at most once to each.
+    every channel connected and the server live. So is one that hangs (see `stall_watch`), unless it is the last. A
+    model that one server cannot serve, or serves far worse than the others (see `outliers`), is asked for elsewhere
+    for a while. What is safe to send again is sent to another server (see `retry`), at most once to each.
 
     May be made outside an event loop; belongs to the one in which `update` is first called.
 
@@ -111,6 +87,7 @@ class Router:
             rng=rng or random.Random(),  # noqa: S311  # draws among equals, no secret
             near_calls=near_calls,
         )
+        self._hedging = Hedging(self._delivery, self._clock)
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -147,12 +124,23 @@ class Router:
         """
         self._is_closed = True
         if self._closing is None:
-            self._closing = asyncio.ensure_future(self._membership.aclose(grace_s=grace_s))
+            self._closing = asyncio.ensure_future(self._close(grace_s))
         await finish(self._closing, self._membership.hasten)
+
+    async def _close(self, grace_s: float) -> None:
+        await self._delivery.watch.aclose()
+        await self._membership.aclose(grace_s=grace_s)
 
     # --- calls --------------------------------------------------------------------------------------------
 
-    async def infer(self, request: InferRequest, *, timeout_s: float) -> InferResponse:
+    async def infer(
+        self,
+        request: InferRequest,
+        *,
+        timeout_s: float,
+        spec: ModelSpec | None = None,
+        hedge_after_s: float | None = None,
+    ) -> InferResponse:
         """Run one request on the best placed server, and on another where that is safe and the first one fails.
 
         What is left of the budget goes along as Triton's `timeout` parameter, unless the request has a shorter one.
@@ -161,6 +149,9 @@ class Router:
         Args:
             request: Tensors are borrowed, not copied; do not change them until this returns.
             timeout_s: Whole budget in seconds, retries and the wait for a channel included.
+            spec: The model; answers that it cannot have given are refused, and count against the server.
+            hedge_after_s: How long an answer is waited for before a second copy goes to another server, for models
+                that may run a request twice; `None` for no second copy.
 
         Raises:
             NoEndpoint: No server may be asked now.
@@ -169,8 +160,16 @@ class Router:
             ModelNotReady: No server has it loaded.
             ServeAppError: See `status.translate`.
         """
-
-        return decode_infer_response(await self._run(_inference("ModelInfer", request), timeout_s))
+        answer: InferResponse
+        if self._is_closed:
+            raise PoolClosed(repr(self))
+        if hedge_after_s is None or self.num_endpoints < 2:
+            answer = await self._delivery.run(inference("ModelInfer", request, spec), timeout_s=timeout_s)
+        else:
+            answer = await self._hedging.run(
+                lambda: inference("ModelInfer", request, spec), after_s=hedge_after_s, timeout_s=timeout_s
+            )
+        return answer
 
     async def stream(
         self, request: InferRequest, *, response_timeout_s: float, timeout_s: float | None = None
@@ -194,7 +193,7 @@ class Router:
         """
         if self._is_closed:
             raise PoolClosed(repr(self))
-        call = _inference("ModelStreamInfer", request)
+        call = inference("ModelStreamInfer", request)
         async with contextlib.aclosing(
             self._delivery.stream(call, response_timeout_s=response_timeout_s, timeout_s=timeout_s)
         ) as answers:
@@ -330,6 +329,9 @@ class Router:
             num_failed=self._delivery.num_failed,
             num_retries=self._delivery.num_retries,
             num_ejections=self._membership.num_ejections,
+            num_hedges=self._hedging.num_hedges,
+            num_hopeless=self._delivery.num_hopeless,
+            num_sequences=len(self._delivery.selection.sequences),
             retry_tokens=self._delivery.budget.tokens,
         )
 
@@ -340,29 +342,3 @@ class Router:
             f"<Router [{state}] {'; '.join(map(repr, members)) or 'no servers'} | "
             f"Requests: {delivery.num_done} done, {delivery.num_failed} failed, {delivery.num_retries} retries>"
         )
-
-
-def _inference(rpc_name: str, request: InferRequest) -> Call:
-    """The call that carries a request, to its sequence's server where it has one."""
-
-    def build(left_s: float) -> Any:
-        message = encode_infer_request(request)
-        _set_timeout(message, left_s)
-        return message
-
-    sequence_id = request.parameters.get("sequence_id") if request.parameters else None
-    return Call(
-        rpc_name,
-        build,
-        request.model_name,
-        request.model_version,
-        "" if sequence_id in (None, 0, "") else str(sequence_id),
-    )
-
-
-def _set_timeout(message: Any, timeout_s: float) -> None:
-    """Tell Triton the budget in microseconds, for models whose queue policy lets a request's timeout count."""
-    parameter, timeout_us = message.parameters["timeout"], max(int(timeout_s * 1e6), 1)
-    kind = parameter.WhichOneof("parameter_choice")
-    if kind is None or (kind == "int64_param" and not 0 < parameter.int64_param < timeout_us):
-        parameter.int64_param = timeout_us

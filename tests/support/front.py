@@ -59,7 +59,9 @@ async def running_plane(
             lambda spec, settings: ModelRunner(
                 spec,
                 settings,
-                send=lambda request, timeout_s: router.infer(request, timeout_s=timeout_s),
+                send=lambda request, timeout_s: router.infer(
+                    request, timeout_s=timeout_s, spec=spec, hedge_after_s=settings.hedge_after_s
+                ),
                 num_endpoints=lambda: router.num_endpoints,
                 limits=limits,
                 clock=clock,

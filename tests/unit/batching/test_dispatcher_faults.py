@@ -16,7 +16,10 @@ from serve_app.clock import Deadline, ManualClock
 from serve_app.errors import (
     BackendFailed,
     DeadlineExceeded,
+    EndpointStalled,
     EndpointUnavailable,
+    EndpointUnreachable,
+    ModelCrashed,
     ModelNotReady,
     NoEndpoint,
     RequestTooLarge,
@@ -116,7 +119,8 @@ async def test_a_model_that_fails_throughout_fails_each_caller_in_bounded_calls(
 @pytest.mark.parametrize(
     "error",
     [
-        EndpointUnavailable("127.0.0.1:1", "connection refused"),
+        EndpointUnreachable("127.0.0.1:1", "connection refused"),
+        EndpointStalled("127.0.0.1:1", "no sign of life"),
         ModelNotReady("identity", "loading"),
         NoEndpoint("identity", "none is known"),
         DeadlineExceeded("waiting for Triton", 30.0),
@@ -136,6 +140,41 @@ async def test_what_is_nobodys_fault_is_told_everyone_at_once(bench: Bench, erro
     assert len(bench.model.calls) == 1
     bench.model.fault = lambda request: None
     await bench.is_well()
+
+
+@pytest.mark.parametrize("loss", [EndpointUnavailable("t", "Socket closed"), ModelCrashed("m", "not healthy")])
+@pytest.mark.parametrize("index", [0, 3, 7])
+async def test_a_request_that_kills_is_sent_once_more_alone(bench: Bench, loss: ServeAppError, index: int) -> None:
+    """A batch that was lost with its server is sent one request at a time, each once: only the guilty one fails."""
+
+    sent: list[tuple[int, int, int]] = []
+
+    def kill(request: InferRequest) -> None:
+        sent.append((request.num_callers, request.num_losses, request.inputs[0].shape[0]))
+        if POISON in request.inputs[0].to_numpy():
+            raise loss
+
+    bench.model.fault = kill
+    requests = [request_of(F=floats(1, first=10.0 * number)) for number in range(8)]
+    requests[index] = request_of(F=np.array([[POISON, 0]], np.float32))
+    answers = await asyncio.gather(*map(bench.enqueue, requests), return_exceptions=True)
+    expect_rows(answers, but=[index])
+    assert type(answers[index]) is type(loss)
+    assert sent == [(8, 0, 8), *[(1, 1, 1)] * 8]
+    assert bench.model.most_running == 1
+    await bench.is_well()
+
+
+async def test_a_server_that_dies_of_nobody_costs_nobody_an_answer(bench: Bench) -> None:
+    """A batch that was lost because its server was killed is answered to all, one by one."""
+
+    def die(request: InferRequest) -> None:
+        if len(bench.model.calls) == 1:
+            raise EndpointUnavailable("127.0.0.1:1", "Socket closed")
+
+    bench.model.fault = die
+    expect_rows(await asyncio.gather(*bench.singles(8)))
+    assert len(bench.model.calls) == 9
 
 
 async def test_a_sum_that_is_too_large_is_sent_in_parts(bench: Bench) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from serve_app.endpoint import Endpoint
 from serve_app.settings import ChannelSettings
-from serve_app.triton.member import INITIAL_PAUSE_S, MAX_BLOCKS, MIN_ANSWERS, Member, MemberState
+from serve_app.triton.member import MAX_BLOCKS, Member, MemberState
+from serve_app.triton.model_record import INITIAL_PAUSE_S, MIN_ANSWERS
 from serve_app.triton.pool import ChannelPool
 
 

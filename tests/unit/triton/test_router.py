@@ -33,7 +33,7 @@ from serve_app.settings import ChannelSettings
 from serve_app.triton.fake import Failure, FakeModel, FakeTriton
 from serve_app.triton.member import MemberState
 from serve_app.triton.membership import INITIAL_PROBE_PAUSE_S
-from serve_app.triton.pool import PoolState
+from serve_app.triton.pool_statistics import PoolState
 from serve_app.triton.router import Router
 
 CODE = grpc.StatusCode
