@@ -22,6 +22,7 @@ from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec
 from serve_app.protocol.model_spec import model_spec_from
 from serve_app.served_models import Runner, ServedModels
 from serve_app.settings import ModelServerConfig, ModelSettings
+from serve_app.shared_memory import RegionLog, SharedMemory
 
 Message = Any
 """A protobuf message of Triton's `GRPCInferenceService`."""
@@ -54,6 +55,10 @@ class TritonCalls(FleetCalls, Protocol):
     async def repository_index(self, *, is_ready: bool = False, timeout_s: float) -> list[Message]:
         """`RepositoryIndexResponse.ModelIndex` entries."""
         ...
+
+
+class ControlLog(ChangeLog, RegionLog, Protocol):
+    """Where what clients have loaded, unloaded and registered is kept."""
 
 
 OpenRunner = Callable[[ModelSpec, ModelSettings], Runner]
@@ -95,10 +100,12 @@ class DataPlane:
         models: Names that are served; empty means all.
         clock: The clock deadlines are on.
         control_timeout_s: Budget of a metadata, config or readiness call.
-        change_log: Where loads and unloads by clients are kept for servers that join later.
+        change_log: Where loads, unloads and registrations by clients are kept for servers that join later.
+        allow_client_shm: Whether clients may have Triton map shared memory.
 
     Attributes:
         control: What concerns all servers together: statistics, loads and unloads, trace and log settings.
+        shared_memory: What clients have Triton map.
     """
 
     def __init__(
@@ -110,7 +117,8 @@ class DataPlane:
         models: Collection[str] = (),
         clock: Clock,
         control_timeout_s: float = 5.0,
-        change_log: ChangeLog | None = None,
+        change_log: ControlLog | None = None,
+        allow_client_shm: bool = False,
     ) -> None:
         self._triton = triton
         self._open_runner = open_runner
@@ -125,6 +133,13 @@ class DataPlane:
             check_name=self._check_name,
             is_served=self._is_served,
             on_change=self._models.refresh,
+            log=change_log,
+            timeout_s=control_timeout_s,
+        )
+        self.shared_memory = SharedMemory(
+            triton,
+            is_allowed=allow_client_shm,
+            finish=self.control.finish,
             log=change_log,
             timeout_s=control_timeout_s,
         )
@@ -166,6 +181,8 @@ class DataPlane:
             statistics.num_running -= 1
 
     async def _infer(self, request: InferRequest, deadline: Deadline | None) -> InferResponse:
+        if request.regions:
+            request.place = self.shared_memory.place_of(request)
         key = (request.model_name, request.model_version)
         served = await self._models.get(key, deadline)
         try:
@@ -213,6 +230,8 @@ class DataPlane:
             statistics.num_running -= 1
 
     async def _stream(self, request: InferRequest, deadline: Deadline | None) -> AsyncGenerator[InferResponse, None]:
+        if request.regions:
+            request.place = self.shared_memory.place_of(request)
         key, has_begun, is_second = (request.model_name, request.model_version), False, False
         while True:
             served = await self._models.get(key, deadline)

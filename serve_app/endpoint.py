@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_LOOPBACK = frozenset(("localhost", "127.0.0.1", "[::1]"))
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -23,6 +25,14 @@ class Endpoint:
     node_id: str = ""
     zone: str = ""
     metrics_url: str = ""
+
+    @property
+    def place(self) -> str:
+        """The machine it is on, as far as is known: servers of one place see the same shared memory."""
+        if self.node_id:
+            return self.node_id
+        host = self.address.rpartition(":")[0].removeprefix("ipv4:").removeprefix("ipv6:")
+        return "localhost" if host.startswith("unix") or host in _LOOPBACK else host
 
     @classmethod
     def static(cls, address: str) -> Endpoint:

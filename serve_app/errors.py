@@ -91,6 +91,17 @@ class ModelNotFound(ServeAppError):
         return f"unknown model {self.model_name!r}{version}"
 
 
+class SharedMemoryNotFound(ServeAppError):
+    """No shared memory region is registered by that name; the text is Triton's."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 class Unsupported(ServeAppError):
     """A valid demand that this server does not carry out.
 

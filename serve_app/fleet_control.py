@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any, Protocol
 
 from tritonclient.grpc import service_pb2
@@ -159,9 +159,18 @@ class FleetControl:
         self._check_name(request.model_name, "")
         if self._log is not None:
             self._log.check(request.model_name, request.ByteSize())
+        return await self.finish(lambda: self._change_all(rpc_name, request))
+
+    async def finish(self, change: Callable[[], Coroutine[Any, Any, Message]]) -> Message:
+        """Make a change of all servers to its end, even if the caller leaves.
+
+        Raises:
+            PoolClosed: This replica is going.
+            ServeAppError: As the change.
+        """
         if self._is_closed:
             raise PoolClosed("this replica")
-        task = asyncio.ensure_future(self._change_all(rpc_name, request))
+        task = asyncio.ensure_future(change())
         self._changing.add(task)
         task.add_done_callback(self._forget)
         try:

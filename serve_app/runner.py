@@ -155,10 +155,12 @@ class ModelRunner:
                 "it may answer one request many times; use generate, generate_stream or the gRPC stream",
             )
         num_rows = check_request(request, self._spec, self._limits)
+        if request.regions:
+            num_rows = 1  # goes alone and whole, whatever a batch may hold
         if deadline is None:
             deadline = Deadline.after(self._settings.timeout_s, now=self._clock.now())
         collector = self._collector
-        if collector is not None and self._waits_for_window(num_rows, deadline):
+        if collector is not None and not request.regions and self._waits_for_window(num_rows, deadline):
             response = await self._collect(collector, Pending(request, num_rows, deadline))
         else:
             response = await self._dispatcher.enqueue(request, num_rows, deadline)

@@ -204,6 +204,11 @@ class ModelServerArgs(Settings):
         channels: gRPC channels to each endpoint.
         limits: Sizes beyond which requests are refused.
         auth: Who may call.
+        allow_client_shm: Let clients register system shared memory, as Triton's `--allow-client-shm` does (which Triton
+            servers that know this option need as well: `extra_arguments: ["--allow-client-shm=true"]`). It opens the
+            node's memory: whoever may make control calls here can have Triton map any POSIX shared memory on its node
+            by name, whosever it is, and can then read and write it by inference. Only for clients that you trust
+            with all of `/dev/shm`, on the node of a Triton server; useless to all others.
     """
 
     endpoints: list[str] = []
@@ -213,6 +218,7 @@ class ModelServerArgs(Settings):
     channels: ChannelSettings = ChannelSettings()
     limits: LimitSettings = LimitSettings()
     auth: AuthSettings = AuthSettings()
+    allow_client_shm: bool = False
 
 
 class RestartSettings(Settings):

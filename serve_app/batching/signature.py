@@ -16,9 +16,12 @@ def signature_of(request: InferRequest) -> Hashable:
 
     That is the model version as asked for, each input's name, datatype and shape without the rows, the requested
     outputs with their parameters, and every request parameter (priority, timeout, custom ones). The order of inputs
-    and outputs does not matter. A request of a sequence (`sequence_*`) equals nothing but itself.
+    and outputs does not matter. A request of a sequence (`sequence_*`), or with data in shared memory, equals
+    nothing but itself.
     """
     parameters = request.parameters
+    if request.regions:
+        return object()
     if parameters and any(name.startswith(SEQUENCE_PREFIX) for name in parameters):
         return object()
     try:

@@ -76,6 +76,7 @@ class ModelServer(GrpcServicer):
             lambda: self._router,
             is_static=bool(self._args.endpoints),
             on_change=self._on_model_change,
+            on_region=lambda name, place: self._plane.shared_memory.learn(name, place),
         )
         self._router = await self._stack.enter_async_context(
             Router(
@@ -94,6 +95,7 @@ class ModelServer(GrpcServicer):
                 models=self._args.models,
                 clock=self._clock,
                 change_log=self._changes,
+                allow_client_shm=self._args.allow_client_shm,
             )
         )
         if self._args.endpoints:

@@ -105,14 +105,14 @@ class EndpointRegistry:
         return outstanding
 
     async def record(
-        self, rpc_name: str, model_name: str, message: bytes, after: int
+        self, rpc_name: str, model_name: str, message: bytes, after: int, place: str = ""
     ) -> tuple[Change, tuple[Endpoint, ...]]:
         """Keep a change that was made on all servers, with a number above `after`.
 
         Returns:
             The change, and the endpoints leased now: every server that joins later makes the change first.
         """
-        change = self._changes.record(rpc_name, model_name, message, after=after)
+        change = self._changes.record(rpc_name, model_name, message, after=after, place=place)
         self._notice()
         return change, self._snapshot(self._clock.now()).endpoints
 
@@ -173,12 +173,12 @@ def _described(error: Exception) -> str:
 
 
 async def record_change(
-    name: str, rpc_name: str, model_name: str, message: bytes, after: int
+    name: str, rpc_name: str, model_name: str, message: bytes, after: int, place: str = ""
 ) -> tuple[Change, Sequence[Endpoint]]:
     """`EndpointRegistry.record` of the actor of that name; raises what Ray raises."""
     actor = await asyncio.to_thread(registry_actor, name)
     answer: tuple[Change, Sequence[Endpoint]] = await asyncio.wait_for(
-        actor.record.remote(rpc_name, model_name, message, after), _RECORD_S
+        actor.record.remote(rpc_name, model_name, message, after, place), _RECORD_S
     )
     return answer
 

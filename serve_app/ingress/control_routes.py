@@ -9,6 +9,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from tritonclient.grpc import service_pb2
 
 from serve_app import __version__
 from serve_app.dataplane import DataPlane
@@ -18,19 +19,22 @@ from serve_app.ingress.http_errors import error_response, json_response
 from serve_app.protocol.control_codec import (
     decode_load,
     decode_log_settings,
+    decode_region,
     decode_trace_setting,
     decode_unload,
     log_settings_json,
+    regions_json,
     trace_setting_json,
 )
 from serve_app.protocol.model_spec import model_config_json, model_metadata_json
 from serve_app.protocol.statistics import model_statistics_json
 from serve_app.settings import LimitSettings
+from serve_app.shared_memory import NO_SHARED_MEMORY
 
 logger = logging.getLogger(__name__)
 
 SERVER_NAME = "serve_app"
-# Extensions in the words of Triton's own server metadata; it has those for shared memory beside these.
+# Extensions in the words of Triton's own server metadata; it has one for CUDA's shared memory beside these.
 EXTENSIONS = [
     "classification",
     "sequence",
@@ -45,15 +49,13 @@ EXTENSIONS = [
     "logging",
 ]
 
-# Why the calls of Triton's shared memory extensions are refused.
-NO_SHARED_MEMORY = "memory of a client is not mapped by this server; send tensors in the request"
-
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def server_metadata() -> dict[str, object]:
+def server_metadata(plane: DataPlane) -> dict[str, object]:
     """What `GET /v2` and `ServerMetadata` say of this server."""
-    return {"name": SERVER_NAME, "version": __version__, "extensions": EXTENSIONS}
+    extensions = [*EXTENSIONS, "system_shared_memory"] if plane.shared_memory.is_allowed else EXTENSIONS
+    return {"name": SERVER_NAME, "version": __version__, "extensions": extensions}
 
 
 class ControlRoutes:
@@ -70,7 +72,7 @@ class ControlRoutes:
 
     async def server(self, request: Request) -> Response:
         """`GET /v2`."""
-        return json_response(server_metadata())
+        return json_response(server_metadata(self._plane))
 
     async def live(self, request: Request) -> Response:
         """`GET /v2/health/live`."""
@@ -134,9 +136,27 @@ class ControlRoutes:
         message = decode_log_settings(await self._settings_body(request))
         return json_response(log_settings_json(await self._plane.control.log_settings(message)))
 
-    async def shared_memory(self, request: Request) -> Response:
-        """Every path below `/v2/systemsharedmemory` and `/v2/cudasharedmemory`: refused."""
-        raise Unsupported("shared memory", NO_SHARED_MEMORY)
+    async def regions(self, request: Request) -> Response:
+        """`GET /v2/systemsharedmemory[/region/{region}]/status`: what clients have registered, or one of it."""
+        message = service_pb2.SystemSharedMemoryStatusRequest(name=request.path_params.get("region", ""))
+        return json_response(regions_json(await self._plane.shared_memory.status(message)))
+
+    async def register_region(self, request: Request) -> Response:
+        """`POST /v2/systemsharedmemory/region/{region}/register`; an empty answer."""
+        self._plane.shared_memory.check_allowed()
+        body = await self._settings_body(request)
+        await self._plane.shared_memory.register(decode_region(body, request.path_params.get("region", "")))
+        return Response()
+
+    async def unregister_region(self, request: Request) -> Response:
+        """`POST /v2/systemsharedmemory[/region/{region}]/unregister`: one, or all of clients; an empty answer."""
+        message = service_pb2.SystemSharedMemoryUnregisterRequest(name=request.path_params.get("region", ""))
+        await self._plane.shared_memory.unregister(message)
+        return Response()
+
+    async def cuda_shared_memory(self, request: Request) -> Response:
+        """Every path below `/v2/cudasharedmemory`: refused."""
+        raise Unsupported("CUDA shared memory", NO_SHARED_MEMORY)
 
     async def _settings_body(self, request: Request) -> bytes:
         if request.method != "POST":
@@ -217,10 +237,16 @@ def control_routes(plane: DataPlane, limits: LimitSettings) -> list[Route]:
             ("GET", f"{owner}/trace/setting", control.trace_setting),
             ("POST", f"{owner}/trace/setting", control.trace_setting),
         ]
-    for kind in ("/v2/systemsharedmemory", "/v2/cudasharedmemory"):
-        for region in (kind, f"{kind}/region/{{region}}"):
-            table.append(("GET", f"{region}/status", control.shared_memory))
-            table += [("POST", f"{region}/{verb}", control.shared_memory) for verb in ("register", "unregister")]
+    for region in ("", "/region/{region}"):
+        system, cuda = f"/v2/systemsharedmemory{region}", f"/v2/cudasharedmemory{region}"
+        table += [
+            ("GET", f"{system}/status", control.regions),
+            ("POST", f"{system}/register", control.register_region),
+            ("POST", f"{system}/unregister", control.unregister_region),
+            ("GET", f"{cuda}/status", control.cuda_shared_memory),
+            ("POST", f"{cuda}/register", control.cuda_shared_memory),
+            ("POST", f"{cuda}/unregister", control.cuda_shared_memory),
+        ]
     for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
         table += [
             ("GET", f"{model}/ready", control.model_ready),

@@ -11,6 +11,7 @@ GRPC_STATUS: dict[type[BaseException], grpc.StatusCode] = {
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.SharedMemoryNotFound: grpc.StatusCode.NOT_FOUND,
     errors.RequestTooLarge: grpc.StatusCode.INVALID_ARGUMENT,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.RequestCancelled: grpc.StatusCode.CANCELLED,

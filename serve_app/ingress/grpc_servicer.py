@@ -19,7 +19,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from serve_app.dataplane import DataPlane
 from serve_app.errors import ServeAppError, Unsupported
-from serve_app.ingress.control_routes import NO_SHARED_MEMORY, server_metadata
+from serve_app.ingress.control_routes import server_metadata
 from serve_app.ingress.grpc_errors import grpc_status_of
 from serve_app.ingress.grpc_health import HealthServicer
 from serve_app.ingress.grpc_reflection import ReflectionServicer
@@ -27,6 +27,7 @@ from serve_app.ingress.grpc_stream import InferStream
 from serve_app.ingress.guard import answering_for
 from serve_app.ingress.http_errors import error_text
 from serve_app.protocol.grpc_codec import decode_infer_request, encode_infer_response
+from serve_app.shared_memory import NO_SHARED_MEMORY
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class GrpcServicer(HealthServicer, ReflectionServicer):
     @answering_errors
     async def ServerMetadata(self, request: Message, grpc_context: Any) -> Message:
         """Name, version and extensions of this server."""
-        return service_pb2.ServerMetadataResponse(**server_metadata())
+        return service_pb2.ServerMetadataResponse(**server_metadata(self._plane))
 
     @answering_errors
     async def ModelMetadata(self, request: Message, grpc_context: Any) -> Message:
@@ -172,9 +173,21 @@ class GrpcServicer(HealthServicer, ReflectionServicer):
         """Log settings: read from any server, changed on every one."""
         return await self._plane.control.log_settings(request)
 
-    SystemSharedMemoryStatus = _refusing("SystemSharedMemoryStatus", NO_SHARED_MEMORY)
-    SystemSharedMemoryRegister = _refusing("SystemSharedMemoryRegister", NO_SHARED_MEMORY)
-    SystemSharedMemoryUnregister = _refusing("SystemSharedMemoryUnregister", NO_SHARED_MEMORY)
+    @answering_errors
+    async def SystemSharedMemoryStatus(self, request: Message, grpc_context: Any) -> Message:
+        """The shared memory that clients have registered."""
+        return await self._plane.shared_memory.status(request)
+
+    @answering_errors
+    async def SystemSharedMemoryRegister(self, request: Message, grpc_context: Any) -> Message:
+        """Have the servers map shared memory of a client."""
+        return await self._plane.shared_memory.register(request)
+
+    @answering_errors
+    async def SystemSharedMemoryUnregister(self, request: Message, grpc_context: Any) -> Message:
+        """Have them let go of one region, or of all that clients have registered."""
+        return await self._plane.shared_memory.unregister(request)
+
     CudaSharedMemoryStatus = _refusing("CudaSharedMemoryStatus", NO_SHARED_MEMORY)
     CudaSharedMemoryRegister = _refusing("CudaSharedMemoryRegister", NO_SHARED_MEMORY)
     CudaSharedMemoryUnregister = _refusing("CudaSharedMemoryUnregister", NO_SHARED_MEMORY)

@@ -15,6 +15,7 @@ HTTP_STATUS: dict[type[BaseException], int] = {
     errors.Unauthenticated: 401,
     errors.PermissionDenied: 403,
     errors.ModelNotFound: 404,
+    errors.SharedMemoryNotFound: 404,
     errors.RequestTooLarge: 413,
     errors.Overloaded: 429,
     errors.RequestCancelled: 499,

@@ -26,7 +26,7 @@ PAGE_PATH = "/docs"
 
 _STATUS_TEXTS = {
     400: "Something in the request is not as it must be.",
-    404: "Unknown model or version.",
+    404: "Unknown model or version, or shared memory region.",
     413: "Above a limit of size.",
     429: "Too much is waiting; `Retry-After` says for how long.",
     500: "The model's backend failed.",
@@ -123,18 +123,33 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", DOCUMENT_PATH): Operation("Documents", "This document", "Object", ()),
     ("GET", PAGE_PATH): Operation("Documents", "This document as a page", None, (), None, ("text/html",)),
     **{
-        ("GET", f"/v2/{kind}sharedmemory{region}/status"): Operation(
-            "Shared memory", "Registered regions", None, _SHARED_MEMORY_ERRORS
+        ("GET", f"/v2/systemsharedmemory{region}/status"): Operation(
+            "Shared memory", "System shared memory that clients have registered", "Regions", _SHARED_MEMORY_ERRORS
         )
-        for kind in ("system", "cuda")
         for region in ("", "/region/{}")
     },
     **{
-        ("POST", f"/v2/{kind}sharedmemory{region}"): Operation(
-            "Shared memory", "Register or unregister regions", None, _SHARED_MEMORY_ERRORS, "Object"
+        ("POST", f"/v2/systemsharedmemory{region}/register"): Operation(
+            "Shared memory",
+            "Let Triton map a client's system shared memory; only where `allow_client_shm` is set",
+            None,
+            _SHARED_MEMORY_ERRORS,
+            "RegionRequest",
         )
-        for kind in ("system", "cuda")
-        for region in ("/region/{}/register", "/region/{}/unregister", "/register", "/unregister")
+        for region in ("", "/region/{}")
+    },
+    ("POST", "/v2/systemsharedmemory/region/{}/unregister"): Operation(
+        "Shared memory", "Let go of a region", None, _SHARED_MEMORY_ERRORS
+    ),
+    ("POST", "/v2/systemsharedmemory/unregister"): Operation(
+        "Shared memory", "Let go of all regions that clients have registered", None, _SHARED_MEMORY_ERRORS
+    ),
+    **{
+        (method, f"/v2/cudasharedmemory{region}/{verb}"): Operation(
+            "Shared memory", "Not supported: CUDA shared memory", None, _SHARED_MEMORY_ERRORS
+        )
+        for region in ("", "/region/{}")
+        for method, verb in (("GET", "status"), ("POST", "register"), ("POST", "unregister"))
     },
 }
 

@@ -35,6 +35,12 @@ _SCALAR: Schema = {"type": ["boolean", "integer", "number", "string"]}
 _TENSOR_METADATA = _object(
     {"name": _STRING, "datatype": _STRING, "shape": _array({"type": "integer"})}, required=("name", "datatype", "shape")
 )
+# Of inputs and outputs alike; refused unless shared memory of clients is allowed.
+_REGION: Schema = {
+    "shared_memory_region": {"type": "string", "description": "The data is in this registered region."},
+    "shared_memory_byte_size": {"type": "integer", "minimum": 1},
+    "shared_memory_offset": {"type": "integer", "minimum": 0},
+}
 
 SCHEMAS: dict[str, Schema] = {
     "Error": _object(
@@ -72,7 +78,8 @@ SCHEMAS: dict[str, Schema] = {
                         "type": "integer",
                         "minimum": 0,
                         "description": "Bytes of this tensor behind the JSON, in place of `data`.",
-                    }
+                    },
+                    **_REGION,
                 }
             ),
         },
@@ -82,7 +89,7 @@ SCHEMAS: dict[str, Schema] = {
         {
             "name": _NAME,
             "parameters": _object(
-                {"binary_data": {"type": "boolean"}, "classification": {"type": "integer", "minimum": 1}}
+                {"binary_data": {"type": "boolean"}, "classification": {"type": "integer", "minimum": 1}, **_REGION}
             ),
         },
         required=("name",),
@@ -122,6 +129,25 @@ SCHEMAS: dict[str, Schema] = {
     "IndexRequest": _object({"ready": {"type": "boolean", "description": "Only models that are ready."}}),
     "Index": _array(
         _object({"name": _STRING, "version": _STRING, "state": _STRING, "reason": _STRING}, required=("name",))
+    ),
+    "RegionRequest": _object(
+        {
+            "key": {"type": "string", "description": "Name of the POSIX shared memory."},
+            "offset": {"type": "integer", "minimum": 0},
+            "byte_size": {"type": "integer", "minimum": 1},
+        },
+        required=("key", "byte_size"),
+    ),
+    "Regions": _array(
+        _object(
+            {
+                "name": _STRING,
+                "key": _STRING,
+                "offset": {"type": "integer"},
+                "byte_size": {"type": "integer"},
+            },
+            required=("name", "key", "offset", "byte_size"),
+        )
     ),
     "Statistics": _object({"model_stats": _array({"type": "object"})}, required=("model_stats",)),
     "LoadRequest": _object(

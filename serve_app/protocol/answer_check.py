@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.errors import AnswerMalformed, BackendFailed
-from serve_app.protocol.grpc_codec import decode_infer_response
+from serve_app.protocol.grpc_codec import decode_infer_response, output_regions
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec, TensorSpec
 from serve_app.protocol.tensor import Tensor
 
@@ -26,7 +26,7 @@ def decode_answer(pb: Any, request: InferRequest, spec: ModelSpec | None) -> Inf
             for, another datatype or shape than the model's, or another number of rows than were sent.
     """
     try:
-        response = decode_infer_response(pb)
+        response = decode_infer_response(pb, output_regions(request) if request.regions else None)
     except BackendFailed as error:
         raise AnswerMalformed(request.model_name, error.reason) from None
     if (fault := find_fault(response, request, spec)) is not None:

@@ -114,7 +114,7 @@ def decode_infer_request(
         InvalidRequest: Anything in the body is not as V2 wants it; the subclasses `TensorShapeMismatch` and
             `TensorDatatypeMismatch` for data that does not fit its own `shape` or `datatype`.
         RequestTooLarge: The body, its JSON, its number of inputs or a rank is above its limit.
-        Unsupported: Shared memory, or a raw binary request without `spec`.
+        Unsupported: A raw binary request without `spec`.
     """
     size = len(body)
     if size > limits.max_request_bytes:
@@ -150,7 +150,7 @@ def encode_infer_response(response: InferResponse, plan: OutputPlan) -> EncodedB
         BackendFailed: A tensor's data does not fill its shape.
     """
     outputs = response.outputs
-    binary = [plan.is_binary(tensor.name) for tensor in outputs]
+    binary = [plan.is_binary(tensor.name) and tensor.region is None for tensor in outputs]
     try:
         text = write_json(response_head(response), "outputs", outputs, binary, has_non_finite=True)
     except TensorShapeMismatch as error:

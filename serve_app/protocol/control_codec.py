@@ -23,7 +23,7 @@ _LOG_SETTINGS: dict[str, tuple[type, str]] = {
 # In the order in which Triton prints them.
 _TRACE_SETTINGS = ("trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file", "trace_mode")
 
-_MAX_UINT32 = 2**32 - 1
+_MAX_UINT32, _MAX_UINT64 = 2**32 - 1, 2**64 - 1
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -101,6 +101,32 @@ def _base64(field: str, value: Any) -> bytes:
 
 def _kind(value: Any) -> str:
     return {dict: "an object", list: "an array", type(None): "null"}.get(type(value), f"a {type(value).__name__}")
+
+
+# --- shared memory ------------------------------------------------------------------------------------------
+
+
+def decode_region(body: bytes, name: str) -> Any:
+    """`SystemSharedMemoryRegisterRequest` from the body of a registration.
+
+    Raises:
+        InvalidRequest: `key` or `byte_size` is missing, or a value is of another type.
+    """
+    document = parse_object(body)
+    key = _text("key", document.get("key"), "the key of POSIX shared memory")
+    sizes = {}
+    for field in ("offset", "byte_size"):
+        value = document.get(field, 0 if field == "offset" else None)
+        if type(value) is not int or not 0 <= value <= _MAX_UINT64:
+            raise InvalidRequest(field, _kind(value), "a non-negative integer of 64 bits")
+        sizes[field] = value
+    return service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=key, **sizes)
+
+
+def regions_json(pb: Any) -> list[dict[str, Any]]:
+    """A `SystemSharedMemoryStatusResponse` as Triton prints it, in the order of the names."""
+    keys = ("name", "key", "offset", "byte_size")
+    return [{key: getattr(region, key) for key in keys} for _, region in sorted(pb.regions.items())]
 
 
 # --- trace and log settings -----------------------------------------------------------------------------------

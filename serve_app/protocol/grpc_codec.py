@@ -13,7 +13,17 @@ from tritonclient.grpc import service_pb2
 from serve_app.errors import BackendFailed, InvalidRequest, TensorDatatypeMismatch, TensorShapeMismatch
 from serve_app.protocol.datatypes import DATATYPES, Datatype
 from serve_app.protocol.json_tensor import pack_numbers
-from serve_app.protocol.messages import InferRequest, InferResponse, Parameters, ParameterValue, RequestedOutput
+from serve_app.protocol.messages import (
+    REGION,
+    REGION_OFFSET,
+    REGION_SIZE,
+    InferRequest,
+    InferResponse,
+    Parameters,
+    ParameterValue,
+    RequestedOutput,
+    regions_of,
+)
 from serve_app.protocol.parameters import (
     INT64_MAX,
     INT64_MIN,
@@ -21,9 +31,9 @@ from serve_app.protocol.parameters import (
     check_output_parameters,
     check_request_parameters,
     parameter_field,
-    refuse_shared_memory,
+    region_of,
 )
-from serve_app.protocol.tensor import Buffer, Tensor, pack_bytes
+from serve_app.protocol.tensor import Buffer, Region, Tensor, pack_bytes
 
 # Which field of InferTensorContents carries a datatype; FP16 and BF16 have none.
 _CONTENTS: dict[str, str] = {
@@ -47,7 +57,8 @@ def decode_infer_request(pb: Any) -> InferRequest:
 
     Tensors come from `raw_input_contents` or from each input's typed `contents`, not from a mix of both. Names and
     shapes are not compared with the model here, nor is the inside of raw `BYTES` tensors looked at;
-    `validation.check_request` does both. Parameters of inputs are dropped, as in Triton.
+    `validation.check_request` does both. Parameters of inputs other than those of shared memory are dropped, as in
+    Triton; raw contents leave out the inputs that are there.
 
     Args:
         pb: The message; raw contents are copied out of it once, by protobuf.
@@ -56,17 +67,18 @@ def decode_infer_request(pb: Any) -> InferRequest:
         InvalidRequest: Mixed contents, a wrong number of raw contents, or an invalid parameter.
         TensorDatatypeMismatch: An unknown datatype, contents of another datatype, or a value out of its range.
         TensorShapeMismatch: Data that does not fill its shape, or a negative dimension.
-        Unsupported: Shared memory.
     """
     raw = pb.raw_input_contents
-    num_inputs = len(pb.inputs)
-    if raw and len(raw) != num_inputs:
-        raise InvalidRequest("raw_input_contents", f"{len(raw)} entries", f"{num_inputs}, one for each input")
+    regions = [
+        _region_of(entry, f"inputs[{index}]") if entry.parameters else None for index, entry in enumerate(pb.inputs)
+    ]
+    num_raw = regions.count(None)
+    if raw and len(raw) != num_raw:
+        raise InvalidRequest("raw_input_contents", f"{len(raw)} entries", f"{num_raw}, one for each input")
+    contents = iter(raw)
     inputs: list[Tensor] = []
     for index, entry in enumerate(pb.inputs):
         field = f"inputs[{index}]"
-        if entry.parameters:
-            refuse_shared_memory(entry.parameters, field=field)
         datatype = DATATYPES.get(entry.datatype)
         if datatype is None:
             raise TensorDatatypeMismatch(
@@ -75,25 +87,36 @@ def decode_infer_request(pb: Any) -> InferRequest:
         shape = tuple(entry.shape)
         if shape and min(shape) < 0:
             raise TensorShapeMismatch(f"{field}.shape", f"{list(shape)}", "non-negative dimensions")
+        region = regions[index]
+        if region is not None:
+            if entry.HasField("contents"):
+                raise InvalidRequest(f"{field}.contents", f"contents beside {REGION}", "one of them")
+            inputs.append(Tensor(entry.name, datatype.name, shape, b"", region))
+            continue
         if not raw:
             data = _typed_data(entry, datatype, field)
         elif entry.HasField("contents"):
             raise InvalidRequest(f"{field}.contents", "contents beside raw_input_contents", "one of them")
         else:
-            data = raw[index]
+            data = next(contents)
         tensor = Tensor(entry.name, datatype.name, shape, data)
         _check_size(tensor, datatype, field)
         inputs.append(tensor)
     parameters = _parameters_of(pb.parameters, "parameters") if pb.parameters else {}
     check_request_parameters(parameters, is_grpc=True)
     outputs = [_requested_output(entry, f"outputs[{index}]") for index, entry in enumerate(pb.outputs)]
-    return InferRequest(pb.model_name, inputs, pb.model_version, pb.id, outputs, parameters)
+    names = regions_of(inputs, outputs)
+    return InferRequest(pb.model_name, inputs, pb.model_version, pb.id, outputs, parameters, names)
+
+
+def _region_of(entry: Any, field: str) -> Region | None:
+    chosen = {key: value for key, value in entry.parameters.items() if key in (REGION, REGION_SIZE, REGION_OFFSET)}
+    return region_of(_parameters_of(chosen, f"{field}.parameters"), field=f"{field}.parameters") if chosen else None
 
 
 def _requested_output(entry: Any, field: str) -> RequestedOutput:
     if not entry.parameters:
         return RequestedOutput(entry.name)
-    refuse_shared_memory(entry.parameters, field=field)
     parameters = _parameters_of(entry.parameters, f"{field}.parameters")
     parameters.pop("binary_data", None)  # means something over HTTP only
     check_output_parameters(parameters, field=f"{field}.parameters")
@@ -138,8 +161,11 @@ def encode_infer_request(request: InferRequest) -> Any:
             service_pb2.ModelInferRequest.InferInputTensor(name=t.name, datatype=t.datatype, shape=t.shape)
             for t in request.inputs
         ],
-        raw_input_contents=[_bytes_of(t.data) for t in request.inputs],
+        raw_input_contents=[_bytes_of(t.data) for t in request.inputs if t.region is None],
     )
+    for entry, tensor in zip(pb.inputs, request.inputs, strict=True) if request.regions else ():
+        if tensor.region is not None:
+            _set_parameters(entry.parameters, _region_parameters(tensor.region), "inputs")
     if request.parameters:
         _set_parameters(pb.parameters, request.parameters, "parameters")
     for index, output in enumerate(request.outputs):
@@ -149,8 +175,22 @@ def encode_infer_request(request: InferRequest) -> Any:
     return pb
 
 
-def decode_infer_response(pb: Any) -> InferResponse:
+def _region_parameters(region: Region) -> Parameters:
+    return {REGION: region.name, REGION_SIZE: region.size_bytes, REGION_OFFSET: region.offset}
+
+
+def output_regions(request: InferRequest) -> dict[str, Region]:
+    """The regions of the outputs that Triton is to write to shared memory."""
+    found = ((output.name, region_of(output.parameters, field="outputs")) for output in request.outputs)
+    return {name: region for name, region in found if region is not None} if request.regions else {}
+
+
+def decode_infer_response(pb: Any, regions: Mapping[str, Region] | None = None) -> InferResponse:
     """The response in a `ModelInferResponse`, with raw or typed contents.
+
+    Args:
+        pb: The message.
+        regions: The outputs whose data went to shared memory; see `output_regions`.
 
     Raises:
         BackendFailed: The message makes no sense: an unknown datatype, or data that does not fill its shape.
@@ -163,6 +203,9 @@ def decode_infer_response(pb: Any) -> InferResponse:
         datatype = DATATYPES.get(entry.datatype)
         if datatype is None:
             raise BackendFailed(pb.model_name, f"output {entry.name!r} has unknown datatype {entry.datatype!r}")
+        if regions and (region := regions.get(entry.name)) is not None:
+            outputs.append(Tensor(entry.name, datatype.name, tuple(entry.shape), b"", region))
+            continue
         try:
             data = raw[index] if raw else _typed_data(entry, datatype, f"outputs[{index}]")
             tensor = Tensor(entry.name, datatype.name, tuple(entry.shape), data)

@@ -9,14 +9,14 @@ import orjson
 from serve_app.errors import InvalidRequest, RequestTooLarge, TensorDatatypeMismatch, TensorShapeMismatch
 from serve_app.protocol.datatypes import DATATYPES, Datatype
 from serve_app.protocol.json_tensor import json_values, non_finite_fragment, pack_json
-from serve_app.protocol.messages import InferRequest, InferResponse, Parameters, RequestedOutput
+from serve_app.protocol.messages import REGION, InferRequest, InferResponse, Parameters, RequestedOutput, regions_of
 from serve_app.protocol.output_plan import BINARY_ONLY, JSON_ONLY, OutputPlan
 from serve_app.protocol.parameters import (
     INT64_MAX,
     check_output_parameters,
     check_request_parameters,
     json_type,
-    refuse_shared_memory,
+    region_of,
 )
 from serve_app.protocol.tensor import Buffer, Tensor
 from serve_app.settings import LimitSettings
@@ -93,7 +93,6 @@ def request_of(
     Raises:
         InvalidRequest: See `binary.decode_infer_request`.
         RequestTooLarge: Too many inputs or dimensions.
-        Unsupported: Shared memory.
     """
     request_id = document.get("id", "")
     if type(request_id) is not str:
@@ -115,7 +114,8 @@ def request_of(
     ]
     part.finish()
     outputs, plan = _outputs_of(document.get("outputs"), is_binary_default)
-    return InferRequest(model_name, inputs, model_version, request_id, outputs, parameters), plan
+    regions = regions_of(inputs, outputs)
+    return InferRequest(model_name, inputs, model_version, request_id, outputs, parameters, regions), plan
 
 
 def tensor_of(entry: Any, part: BinaryPart, *, field: str, max_rank: int) -> Tensor:
@@ -131,8 +131,12 @@ def tensor_of(entry: Any, part: BinaryPart, *, field: str, max_rank: int) -> Ten
     size_bytes = None
     if "parameters" in entry:
         parameters = _member(entry, "parameters", f"{field}.parameters")
-        refuse_shared_memory(parameters, field=field)
         size_bytes = parameters.get("binary_data_size")
+        region = region_of(parameters, field=f"{field}.parameters")
+        if region is not None:
+            if "data" in entry or size_bytes is not None:
+                raise InvalidRequest(field, f"{REGION} and data of its own", "one of them")
+            return Tensor(name, datatype.name, shape, b"", region)
     if size_bytes is None:
         if "data" not in entry:
             raise InvalidRequest(field, "neither data nor parameters.binary_data_size", "one of them")
@@ -209,11 +213,11 @@ def _outputs_of(entries: Any, is_binary_default: bool) -> tuple[list[RequestedOu
             raise InvalidRequest(field, json_type(entry), "an object with name and parameters")
         name = _name_of(entry, field)
         parameters = _member(entry, "parameters", f"{field}.parameters")
-        if parameters:
-            refuse_shared_memory(parameters, field=field)
         binary_by_name[name] = _take_bool(parameters, "binary_data", f"{field}.parameters")
         if parameters:
             check_output_parameters(parameters, field=f"{field}.parameters")
+            if binary_by_name[name] and REGION in parameters:
+                raise InvalidRequest(f"{field}.parameters", f"both {REGION} and binary_data", "one of them")
         outputs.append(RequestedOutput(name, parameters))
     return outputs, OutputPlan(is_binary_default, binary_by_name)
 
@@ -238,7 +242,9 @@ def write_json(
     entries: list[dict[str, Any]] = []
     for index, (tensor, is_binary) in enumerate(zip(tensors, binary, strict=True)):
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        if is_binary:
+        if tensor.region is not None:
+            pass  # as Triton answers: no data, and not where it went
+        elif is_binary:
             entry["parameters"] = {"binary_data_size": tensor.size_bytes}
         else:
             entry["data"] = json_values(tensor, field=f"{key}[{index}].data")

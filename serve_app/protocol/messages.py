@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,10 @@ from serve_app.protocol.tensor import Tensor
 
 ParameterValue = bool | int | float | str
 Parameters = dict[str, ParameterValue]
+REGION = "shared_memory_region"
+"""Parameter of an input or output: its data is in that region."""
+REGION_SIZE, REGION_OFFSET = "shared_memory_byte_size", "shared_memory_offset"
+"""Parameters beside it: how many bytes, and where in the region they begin."""
 Arrays = dict[str, npt.NDArray[Any]]
 """Tensors as handle calls carry them: arrays by name."""
 
@@ -41,6 +45,8 @@ class InferRequest:
         inputs: Tensors, in the caller's order; with a batching model each has the rows first.
         outputs: Which outputs are wanted, in that order; empty means all.
         parameters: The request's V2 parameters, as sent.
+        regions: Names of the shared memory regions that inputs and outputs are in (see `regions_of`).
+        place: Where it has to run (`Endpoint.place`); empty for anywhere.
         num_callers: Requests whose rows are merged in it.
         num_losses: Times it was lost with a server or a model's process; one that was is sent alone, and only once.
     """
@@ -51,6 +57,8 @@ class InferRequest:
     id: str = ""
     outputs: list[RequestedOutput] = field(default_factory=list)
     parameters: Parameters = field(default_factory=dict)
+    regions: tuple[str, ...] = ()
+    place: str = ""
     num_callers: int = 1
     num_losses: int = 0
 
@@ -58,6 +66,13 @@ class InferRequest:
     def size_bytes(self) -> int:
         """Bytes of tensor data in all inputs."""
         return sum(tensor.size_bytes for tensor in self.inputs)
+
+
+def regions_of(inputs: Iterable[Tensor], outputs: Iterable[RequestedOutput]) -> tuple[str, ...]:
+    """Names of the shared memory regions that these are in; for whoever makes a request that may have some."""
+    names = [tensor.region.name for tensor in inputs if tensor.region is not None]
+    names += [f"{output.parameters[REGION]}" for output in outputs if REGION in output.parameters]
+    return tuple(names)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from serve_app.errors import InvalidRequest
 from serve_app.protocol.datatypes import DATATYPES
-from serve_app.protocol.messages import InferRequest, ModelSpec, TensorSpec
+from serve_app.protocol.messages import REGION, InferRequest, ModelSpec, TensorSpec
+
+# Parameters of an output by which its data does not travel as it is.
+_OTHER_FORMS = frozenset(("classification", REGION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class OutputPlan:
             return
         for index, output in enumerate(request.outputs):
             tensor = spec.outputs.get(output.name)
-            if tensor is None or self.is_binary(output.name) or "classification" in output.parameters:
+            if tensor is None or self.is_binary(output.name) or not _OTHER_FORMS.isdisjoint(output.parameters):
                 continue
             if not _has_json(tensor):
                 raise _no_json_error(f"outputs[{index}].parameters.binary_data", tensor)

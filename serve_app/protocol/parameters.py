@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from serve_app.errors import InvalidRequest, Unsupported
-from serve_app.protocol.messages import Parameters
+from collections.abc import Mapping
+
+from serve_app.errors import InvalidRequest
+from serve_app.protocol.messages import REGION, REGION_OFFSET, REGION_SIZE, Parameters
+from serve_app.protocol.tensor import Region
 
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 
@@ -13,7 +16,9 @@ EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 FINAL_RESPONSE = "triton_final_response"
 """Response parameter in streams: whether it is the last one to its request."""
 
-_SHARED_MEMORY_PREFIX = "shared_memory_"
+RESERVED_REGION_PREFIX = "serve_app."
+"""Names of regions that clients can neither register nor use: those that this server may make for itself."""
+
 _SCALARS = frozenset((bool, int, float, str))
 _KNOWN: dict[str, tuple[frozenset[type], str]] = {
     "sequence_id": (frozenset((int, str)), "an integer or a string"),
@@ -80,24 +85,61 @@ def check_output_parameters(parameters: Parameters, *, field: str) -> None:
     """Check the parameters of a requested output.
 
     Raises:
-        InvalidRequest: `classification` is no positive integer, or a value is of no V2 type.
+        InvalidRequest: `classification` is no positive integer, a value is of no V2 type, or shared memory is named
+            as `region_of` has it, or beside `classification`.
     """
     check_request_parameters(parameters, field=field)
     count = parameters.get("classification")
     if count is not None and (type(count) is not int or count < 1):
         got = f"{count}" if type(count) is int else json_type(count)
         raise InvalidRequest(f"{field}.classification", got, "a positive integer")
+    if region_of(parameters, field=field) is not None and count is not None:
+        raise InvalidRequest(field, f"both {REGION} and classification", "one of them")
 
 
-def refuse_shared_memory(parameters: Parameters, *, field: str) -> None:
-    """Refuse an input or output whose data is in shared memory.
+def region_of(parameters: Mapping[str, object], *, field: str) -> Region | None:
+    """Where in shared memory an input or output is; `None` when it is not.
+
+    Whether such a region is registered, and large enough, Triton knows.
+
+    Args:
+        parameters: Of the input or output.
+        field: Their path for error texts.
 
     Raises:
-        Unsupported: A `shared_memory_*` parameter is there.
+        InvalidRequest: A `shared_memory_*` parameter is of another type or range, stands without a region, or the
+            region is one of this server's own.
     """
-    for key in parameters:
-        if key.startswith(_SHARED_MEMORY_PREFIX):
-            raise Unsupported(
-                parameter_field(f"{field}.parameters", key),
-                "the model may run on another machine than the one the region is on; send the data in the request",
-            )
+    if REGION not in parameters and REGION_SIZE not in parameters and REGION_OFFSET not in parameters:
+        return None
+    name = parameters.get(REGION)
+    size_bytes, offset = _size_of(parameters, REGION_SIZE, field), _size_of(parameters, REGION_OFFSET, field)
+    if REGION not in parameters:
+        raise InvalidRequest(f"{field}.{REGION}", "nothing", "the name of a region beside its size and offset")
+    if type(name) is not str or not name:
+        raise InvalidRequest(f"{field}.{REGION}", "an empty string" if name == "" else json_type(name), "a string")
+    check_region_name(name, field=f"{field}.{REGION}")
+    if not size_bytes:
+        got = "nothing" if size_bytes is None else "0"
+        raise InvalidRequest(f"{field}.{REGION_SIZE}", got, "the size of the data in bytes")
+    return Region(name, size_bytes, offset or 0)
+
+
+def check_region_name(name: str, *, field: str) -> None:
+    """Keep clients from the regions of this server.
+
+    Raises:
+        InvalidRequest: The name begins with `RESERVED_REGION_PREFIX`.
+    """
+    if name.startswith(RESERVED_REGION_PREFIX):
+        raise InvalidRequest(field, "a reserved name", f"one that does not begin with {RESERVED_REGION_PREFIX!r}")
+
+
+def _size_of(parameters: Mapping[str, object], key: str, field: str) -> int | None:
+    value = parameters.get(key)
+    if value is None and key not in parameters:
+        return None
+    if type(value) is not int or not 0 <= value <= INT64_MAX:
+        got = "an integer out of range" if type(value) is int else json_type(value)
+        raise InvalidRequest(f"{field}.{key}", got, "a non-negative 64-bit integer")
+    return value

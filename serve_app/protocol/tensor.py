@@ -20,6 +20,21 @@ Buffer = bytes | bytearray | memoryview
 _LENGTH = struct.Struct("<I")
 
 
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Where a tensor's data is in shared memory.
+
+    Attributes:
+        name: A registered region.
+        size_bytes: Bytes there.
+        offset: Where they begin in the region.
+    """
+
+    name: str
+    size_bytes: int
+    offset: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Tensor:
     """A named tensor.
@@ -30,13 +45,15 @@ class Tensor:
         shape: Dimensions, the batch dimension first where the model has one; `()` is a scalar.
         data: Row-major little-endian elements; for `BYTES` each element is a 4-byte little-endian length and
             its bytes. Borrowed, never copied or changed by this package; whoever made the tensor keeps the
-            buffer alive and unchanged while it is in use.
+            buffer alive and unchanged while it is in use. Empty where `region` is set.
+        region: Where Triton reads or writes the data instead; `None` for a tensor that carries its own.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     data: Buffer
+    region: Region | None = None
 
     @property
     def num_elements(self) -> int:
@@ -105,7 +122,8 @@ class Tensor:
         return array
 
     def __repr__(self) -> str:
-        return f"<Tensor {self.name!r} {self.datatype}{list(self.shape)} {self.size_bytes} bytes>"
+        where = "" if self.region is None else f" in {self.region!r}"
+        return f"<Tensor {self.name!r} {self.datatype}{list(self.shape)} {self.size_bytes} bytes{where}>"
 
 
 def pack_bytes(elements: Iterable[Any], *, name: str) -> bytes:

@@ -29,7 +29,7 @@ def check_request(request: InferRequest, spec: ModelSpec, limits: LimitSettings)
 
     Returns:
         The rows, the size of every input's first dimension; 1 for models that do not batch. More than
-        `max_batch_size` only where rows can be split over several requests (`spec.can_merge`).
+        `max_batch_size` only where rows can be split over several requests (`spec.can_merge`, no regions).
 
     Raises:
         TensorNameMismatch: An unknown, repeated or missing input or output.
@@ -66,7 +66,7 @@ def check_request(request: InferRequest, spec: ModelSpec, limits: LimitSettings)
         _check_outputs(request, spec)
     if not has_rows:
         return 1
-    if rows > spec.max_batch_size and not spec.can_merge:
+    if rows > spec.max_batch_size and (request.regions or not spec.can_merge):  # what is in a region cannot be cut
         raise RequestTooLarge(f"rows for model {spec.name!r}", rows, spec.max_batch_size, "rows")
     return rows
 
@@ -89,12 +89,15 @@ def _check_input(tensor: Tensor, expected: TensorSpec, limits: LimitSettings, *,
         raise _shape_error(tensor, expected, has_rows=has_rows)
     num_elements = tensor.num_elements
     element_bytes = DATATYPES[tensor.datatype].size_bytes
+    size_bytes = tensor.size_bytes if tensor.region is None else tensor.region.size_bytes
+    if element_bytes is None and tensor.region is not None:
+        return  # Triton reads it
     if element_bytes is None:
         check_bytes(tensor.data, name=tensor.name, num_elements=num_elements)
-    elif tensor.size_bytes != num_elements * element_bytes:
+    elif size_bytes != num_elements * element_bytes:
         raise TensorShapeMismatch(
             f"input {tensor.name!r}",
-            f"{tensor.size_bytes} bytes of data",
+            f"{size_bytes} bytes of data",
             f"{num_elements * element_bytes} for {tensor.datatype}{list(shape)}",
         )
 

@@ -30,6 +30,7 @@ class Call:
         model_name: The model it is about; empty for calls that concern the server.
         model_version: The version it is about.
         sequence_id: Sequence it belongs to; empty for none.
+        place: Where the server has to be (`Endpoint.place`); empty for anywhere.
         is_start: Whether it starts its sequence.
         is_end: Whether it ends its sequence.
         accept: Makes the answer; `None` where the response message is the answer.
@@ -47,6 +48,7 @@ class Call:
     model_name: str = ""
     model_version: str = ""
     sequence_id: str = ""
+    place: str = ""
     is_start: bool = False
     is_end: bool = False
     accept: Accept | None = None
@@ -93,6 +95,7 @@ def inference(rpc_name: str, request: InferRequest, spec: ModelSpec | None = Non
         build,
         request.model_name,
         request.model_version,
+        place=request.place,
         num_callers=request.num_callers,
         num_losses=request.num_losses,
     )

@@ -24,6 +24,7 @@ from serve_app.endpoint import Endpoint
 from serve_app.protocol.parameters import EMPTY_FINAL_RESPONSE, FINAL_RESPONSE
 from serve_app.triton.fake_control import FakeControlState
 from serve_app.triton.fake_model import Failure, FakeModel, Lie, unknown_model
+from serve_app.triton.fake_regions import FakeRegions
 from serve_app.triton.fake_servicer import FakeServicer
 
 __all__ = ["Failure", "FakeControlState", "FakeModel", "FakeTriton", "Lie", "RecordedCall"]
@@ -95,6 +96,7 @@ class FakeTriton:
         num_streamed: Responses sent in streams.
         rpc_counts: Calls of each RPC by its name.
         control: What loads, unloads and settings have changed.
+        regions: System shared memory that is registered.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class FakeTriton:
         self.num_streamed = 0
         self.rpc_counts: Counter[str] = Counter()
         self.control = FakeControlState()
+        self.regions = FakeRegions()
         self._options: list[tuple[str, int]] = [
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", -1),
@@ -302,13 +305,16 @@ class FakeTriton:
             self._notify()
 
     async def _run(self, model: FakeModel | None, request: Any) -> Failure | Any:
-        failure = self._take_failure(request.model_name) or _find_failure(model, request)
+        failure = self._take_failure(request.model_name) or self.regions.read(request) or _find_failure(model, request)
         if failure is None and model is not None and model.latency_s:
             await asyncio.sleep(model.latency_s)
         await self._thawed.wait()
         if failure is None and self.fail_when is not None:
             failure = self.fail_when(request)
-        return failure or model.answer(request)  # type: ignore[union-attr]  # no model is a failure
+        if failure is not None:
+            return failure
+        answer = model.answer(request)  # type: ignore[union-attr]  # no model is a failure
+        return self.regions.write(request, answer) or answer
 
     def __repr__(self) -> str:
         state = "stopped" if self._server is None else "running" if self._thawed.is_set() else "frozen"

@@ -10,12 +10,13 @@ from tritonclient.grpc import service_pb2
 
 from serve_app.triton.fake_control import FakeControlServicer
 from serve_app.triton.fake_model import Failure, FakeModel, unknown_model
+from serve_app.triton.fake_regions import FakeRegionServicer
 
 if TYPE_CHECKING:
     from serve_app.triton.fake import FakeTriton
 
 
-class FakeServicer(FakeControlServicer):
+class FakeServicer(FakeControlServicer, FakeRegionServicer):
     """The RPCs; method names and signatures are the generated ones."""
 
     def __init__(self, fake: FakeTriton) -> None:

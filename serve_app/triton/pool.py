@@ -11,7 +11,7 @@ from typing import Any
 from serve_app.clock import Clock, MonotonicClock
 from serve_app.endpoint import Endpoint
 from serve_app.errors import DeadlineExceeded, PoolClosed, PoolTimeout, ServeAppError, Unsupported
-from serve_app.protocol.grpc_codec import decode_infer_response, encode_infer_request
+from serve_app.protocol.grpc_codec import decode_infer_response, encode_infer_request, output_regions
 from serve_app.protocol.messages import InferRequest, InferResponse
 from serve_app.settings import ChannelSettings
 from serve_app.triton.assignment import Assignment
@@ -194,7 +194,7 @@ class ChannelPool:
             model_name=request.model_name,
             model_version=request.model_version,
         )
-        return decode_infer_response(answer)
+        return decode_infer_response(answer, output_regions(request) if request.regions else None)
 
     async def call(
         self,

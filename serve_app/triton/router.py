@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 from serve_app.clock import Clock, MonotonicClock
 from serve_app.endpoint import Endpoint
 from serve_app.errors import PoolClosed, ServeAppError
-from serve_app.protocol.grpc_codec import decode_infer_response
+from serve_app.protocol.grpc_codec import decode_infer_response, output_regions
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec
 from serve_app.protocol.server_answers import ServerAnswer
 from serve_app.settings import ChannelSettings
@@ -194,11 +194,12 @@ class Router:
         if self._is_closed:
             raise PoolClosed(repr(self))
         call = inference("ModelStreamInfer", request)
+        regions = output_regions(request) if request.regions else None
         async with contextlib.aclosing(
             self._delivery.stream(call, response_timeout_s=response_timeout_s, timeout_s=timeout_s)
         ) as answers:
             async for answer in answers:
-                yield decode_infer_response(answer)
+                yield decode_infer_response(answer, regions)
 
     async def call(self, rpc_name: str, message: Any, *, timeout_s: float, model_name: str = "") -> Any:
         """Carry one unary control call of `GRPCInferenceService` to any server that may be asked.

@@ -39,6 +39,8 @@ class Selection:
         if call.sequence_id:
             return self._choose_for_sequence(call, now)
         name, members = call.model_name, self._membership.candidates
+        if call.place:
+            members = [m for m in members if m.endpoint.place == call.place]
         if call.tried:
             members = [m for m in members if m not in call.tried and not m.is_blocked(name, now=now)]
         elif len(members) > 1 and any(m.has_blocks() for m in members):
@@ -51,6 +53,8 @@ class Selection:
     def choose_healthy(self, call: Call, now: float) -> Member | None:
         """The server for a call that was lost once: one that has lost no process of the model lately."""
         name, members = call.model_name, self._membership.candidates
+        if call.place:
+            members = [m for m in members if m.endpoint.place == call.place]
         members = [m for m in members if not m.is_healing(name, now=now) and not m.is_blocked(name, now=now)]
         return min(members, key=lambda m: m.num_in_flight) if members else None
 
@@ -62,6 +66,8 @@ class Selection:
         such sequence.
         """
         members = [m for m in self._membership.available if m not in call.tried]
+        if call.place:
+            members = [m for m in members if m.endpoint.place == call.place]
         if not call.is_start and (keeper := self.keeper_of(call, now)) is not None:
             return next((m for m in members if m.endpoint.server_id == keeper), None)
         if call.is_start:
@@ -89,6 +95,8 @@ class Selection:
                 "the server that has its state cannot be asked now, and the state cannot be moved; "
                 "start the sequence anew, or try again",
             )
+        if call.place and self._membership.candidates:
+            return NoEndpoint("Triton", "no server can be asked now on the machine where the shared memory is")
         return NoEndpoint("Triton", self._membership.describe_outage())
 
     # --- outliers -------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from serve_app.errors import (
     RequestRejected,
     RequestTooLarge,
     ServeAppError,
+    SharedMemoryNotFound,
     Unsupported,
 )
 
@@ -110,6 +111,10 @@ def _not_found(context: CallContext, text: str) -> ServeAppError:
     return ModelNotFound(context.model_name, context.model_version)
 
 
+def _no_region(context: CallContext, text: str) -> ServeAppError:
+    return SharedMemoryNotFound(text)
+
+
 def _crashed(context: CallContext, text: str) -> ServeAppError:
     return ModelCrashed(context.model, text)
 
@@ -169,6 +174,9 @@ _TABLE = (
     _row(_UNAVAILABLE, r"protocol is restricted", _failed),
     _row(_CODE.NOT_FOUND, r"has no available versions", _not_ready),
     _row(_CODE.NOT_FOUND, r"unknown model", _not_found),
+    _row(_CODE.NOT_FOUND, r"shared memory region", _no_region),
+    _row(_CODE.ALREADY_EXISTS, r"shared memory region", _rejected),
+    _row(_CODE.INTERNAL, r"^unable to open shared memory region", _rejected),
     _row(_CODE.INVALID_ARGUMENT, r"^requested model( '.*'| version) is not available", _not_found),
     _row(_CODE.INVALID_ARGUMENT, r"^request for unknown model", _not_found),
     _row(_CODE.INTERNAL, r"failed to poll from model repository", _rejected),
@@ -194,8 +202,9 @@ def translate(code: grpc.StatusCode, text: str | None, context: CallContext) -> 
 
     Returns:
         One of: `EndpointUnavailable` (connection lost; `EndpointUnreachable` when there was none to begin with),
-        `ModelNotReady` (`ModelCrashed` when its process died), `ModelNotFound`, `RequestRejected`,
-        `RequestTooLarge`, `Overloaded`, `DeadlineExceeded`, `RequestCancelled`, `Unsupported`, `BackendFailed`.
+        `ModelNotReady` (`ModelCrashed` when its process died), `ModelNotFound`, `SharedMemoryNotFound`,
+        `RequestRejected`, `RequestTooLarge`, `Overloaded`, `DeadlineExceeded`, `RequestCancelled`, `Unsupported`,
+        `BackendFailed`.
     """
     text = text or ""
     for codes, pattern, build in _TABLE:
@@ -209,6 +218,8 @@ def _texts(pattern: str, code: grpc.StatusCode) -> tuple[re.Pattern[str], grpc.S
 
 
 _CODES_OF_TEXTS = (
+    _texts(r"^unable to find (system )?shared memory region", _CODE.NOT_FOUND),
+    _texts(r"^invalid offset .*for shared memory region", _CODE.INVALID_ARGUMENT),
     _texts(r"stub process .*is not healthy", _CODE.INTERNAL),
     _texts(r"has no available versions|unknown model", _CODE.NOT_FOUND),
     _texts(r"maximum queue size|request timeout expired", _CODE.UNAVAILABLE),

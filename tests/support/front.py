@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 
 from serve_app.clock import MonotonicClock
-from serve_app.dataplane import DataPlane
+from serve_app.dataplane import ControlLog, DataPlane
 from serve_app.endpoint import Endpoint
-from serve_app.fleet_control import ChangeLog
 from serve_app.runner import ModelRunner
 from serve_app.settings import ChannelSettings, LimitSettings, ModelServerConfig, ModelSettings
 from serve_app.triton.fake import FakeModel, FakeTriton
@@ -40,7 +39,8 @@ async def running_plane(
     settings: ModelSettings | None = None,
     limits: LimitSettings = LIMITS,
     names: Collection[str] = (),
-    change_log: ChangeLog | None = None,
+    change_log: ControlLog | None = None,
+    allow_client_shm: bool = False,
 ) -> AsyncIterator[tuple[DataPlane, Router]]:
     """A data plane and its router over servers that run.
 
@@ -50,6 +50,7 @@ async def running_plane(
         limits: Sizes beyond which requests are refused.
         names: Models served; empty means all.
         change_log: Where loads and unloads are kept for servers that join.
+        allow_client_shm: Whether clients may have Triton map shared memory.
     """
     clock = MonotonicClock()
     async with (
@@ -73,6 +74,7 @@ async def running_plane(
             models=names,
             clock=clock,
             change_log=change_log,
+            allow_client_shm=allow_client_shm,
         ) as plane,
     ):
         router.update(endpoints)

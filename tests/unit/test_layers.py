@@ -19,7 +19,7 @@ LAYERS = [
     {"protocol"},
     {"metrics"},
     {"triton", "batching", "fleet", "autoscaling", "samples", "auth"},
-    {"runner", "served_models", "fleet_control"},
+    {"runner", "served_models", "fleet_control", "shared_memory"},
     {"dataplane"},
     {"ingress"},
     {"deployments", "client"},

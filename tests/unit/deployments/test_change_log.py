@@ -131,6 +131,90 @@ async def test_a_server_known_by_address_alone_is_told_everything_each_time() ->
     assert registry_of_static("r", ["a", "b"]) == registry_of_static("r", ["b", "a"]) != registry_of_static("r", ["a"])
 
 
+class Mapping:
+    """A server that maps shared memory, and notes what it is told."""
+
+    def __init__(self, **regions: str) -> None:
+        self.keys = dict(regions)
+        self.told: list[str] = []
+
+    async def call(self, rpc_name: str, message: Any, timeout_s: float) -> Any:
+        if rpc_name == "SystemSharedMemoryStatus":
+            answer = service_pb2.SystemSharedMemoryStatusResponse()
+            for name, key in self.keys.items():
+                answer.regions[name].key = key
+            return answer
+        self.told.append(f"{rpc_name.removeprefix('SystemSharedMemory')} {message.name}")
+        if rpc_name == "SystemSharedMemoryRegister":
+            assert message.name not in self.keys
+            self.keys[message.name] = message.key
+        else:
+            del self.keys[message.name]
+        return None
+
+
+def register(name: str, key: str) -> Any:
+    return service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=key)
+
+
+async def test_regions_are_registered_on_servers_of_their_machine_that_do_not_have_them() -> None:
+    """A server that was only out of reach is left as it is; one that restarted gets all; elsewhere nothing happens."""
+    here, there = Endpoint("127.0.0.1:1", "a", "here"), Endpoint("127.0.0.1:2", "b", "there")
+    registry, servers = EndpointRegistry(ManualClock()), Servers(here, there)
+    changes = changes_at(registry, servers, is_static=True)
+    answers = [ServerAnswer(endpoint, object()) for endpoint in (here, there)]
+    for name, key in (("r", "/r"), ("s", "/s"), ("t", "/t")):
+        await changes.record_region("SystemSharedMemoryRegister", register(name, key), answers, place="here")
+    message = service_pb2.SystemSharedMemoryUnregisterRequest(name="t")
+    await changes.record_region("SystemSharedMemoryUnregister", message, answers, place="here")
+    for before, told in (
+        ({}, ["Register r", "Register s"]),
+        ({"r": "/r", "s": "/s"}, []),
+        ({"r": "/old", "t": "/t"}, ["Unregister r", "Register r", "Register s", "Unregister t"]),
+    ):
+        server = Mapping(**before)
+        await changes.prepare(here, server.call)
+        assert (server.keys, server.told) == ({"r": "/r", "s": "/s"}, told)
+    server = Mapping()
+    await changes.prepare(there, server.call)
+    assert not server.told
+
+
+async def test_servers_elsewhere_are_not_told_late_of_a_region() -> None:
+    """Of those that joined meanwhile only the ones on its machine are."""
+    here, there = Endpoint("127.0.0.1:1", "a", "here"), Endpoint("127.0.0.1:2", "b", "there")
+    late = Endpoint("127.0.0.1:3", "c", "here")
+    registry = EndpointRegistry(ManualClock())
+    for endpoint in (here, there, late):
+        await registry.renew(endpoint, 3.0)
+    servers = Servers(here, there, late)
+    changes = changes_at(registry, servers)
+    await changes.record_region(
+        "SystemSharedMemoryRegister", register("r", "/r"), [ServerAnswer(here, object())], place="here"
+    )
+    assert servers.asked == [("c", "")]
+
+
+async def test_replicas_learn_where_a_region_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that it is gone; no model is looked at for it."""
+    registry = EndpointRegistry(ManualClock())
+    monkeypatch.setattr(registry_module, "registry_actor", lambda name: ActorHandle(registry))
+    heard: list[tuple[str, str | None]] = []
+    changes = FleetChanges(
+        registry.record,
+        lambda: Servers(A),
+        is_static=False,
+        on_change=lambda name: heard.append((name, "model")),
+        on_region=lambda name, place: heard.append((name, place)),
+    )
+    async with RegistryWatch("registry", lambda endpoints: None, changes=changes):
+        await registry.record("SystemSharedMemoryRegister", "region/r", b"", 0, "here")
+        await wait_until(lambda: heard == [("r", "here")], timeout_s=5.0)
+        await registry.record("SystemSharedMemoryUnregister", "region/r", b"", 0, "here")
+        await wait_until(lambda: heard == [("r", "here"), ("r", None)], timeout_s=5.0)
+    changes.check_region("r")
+
+
 async def test_unloads_of_invented_names_are_not_kept() -> None:
     """Triton says yes to them; a client could fill the table with them."""
     changes = changes_at(EndpointRegistry(ManualClock()), Servers(A))

@@ -44,6 +44,12 @@ class Log:
         missed = [answer.endpoint.address for answer in answers if answer.is_missed]
         self.entries.append((rpc_name, message.model_name, missed))
 
+    def check_region(self, name: str) -> None:
+        raise AssertionError(name)
+
+    async def record_region(self, rpc_name: str, message: Any, answers: Sequence[ServerAnswer], *, place: str) -> None:
+        raise AssertionError(rpc_name)
+
 
 @dataclass
 class Front:

@@ -6,7 +6,7 @@ import orjson
 import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from serve_app.errors import ServeAppError
+from serve_app.errors import ServeAppError, SharedMemoryNotFound
 from serve_app.protocol import binary, client_codec, grpc_codec
 from serve_app.protocol.messages import InferResponse, ModelSpec
 from serve_app.protocol.model_spec import model_spec_from
@@ -37,6 +37,8 @@ def answer(case: Case) -> binary.EncodedBody:
         spec=spec,
     )
     check_request(decoded.request, spec, LimitSettings())
+    if decoded.request.regions:
+        raise SharedMemoryNotFound("nothing is registered here, as nothing was when the answers were recorded")
     decoded.wants_binary.check(decoded.request, spec)
     request = grpc_codec.decode_infer_request(grpc_codec.encode_infer_request(decoded.request))
     wanted = [output.name for output in request.outputs]

@@ -18,7 +18,6 @@ from serve_app.errors import (
     ServeAppError,
     TensorDatatypeMismatch,
     TensorShapeMismatch,
-    Unsupported,
 )
 from serve_app.protocol import grpc_codec
 from serve_app.protocol.messages import InferRequest, InferResponse, RequestedOutput
@@ -114,16 +113,6 @@ def test_wrong_contents_are_refused(pb: Any, error: type, text: str) -> None:
     with pytest.raises(error) as caught:
         grpc_codec.decode_infer_request(pb)
     assert str(caught.value).startswith(text)
-
-
-@pytest.mark.parametrize("place", ["inputs", "outputs"])
-def test_shared_memory_is_unsupported(place: str) -> None:
-    """Shared memory of a client is refused with the reason."""
-    pb = message(("FP32", [0], {}))
-    entry = pb.inputs[0] if place == "inputs" else pb.outputs.add(name="y")
-    entry.parameters["shared_memory_region"].string_param = "r"
-    with pytest.raises(Unsupported, match=rf"{place}\[0\].parameters.shared_memory_region"):
-        grpc_codec.decode_infer_request(pb)
 
 
 @pytest.mark.parametrize(

@@ -212,16 +212,6 @@ def test_nan_words_say_what_to_do() -> None:
         decode(b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[NaN]}]}')
 
 
-@pytest.mark.parametrize("place", ["inputs", "outputs"])
-def test_shared_memory_is_unsupported(place: str) -> None:
-    """Shared memory of a client is refused with the reason: the model may be on another machine."""
-    document: dict[str, Any] = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}
-    document["outputs"] = [{"name": "y"}]
-    document[place][0]["parameters"] = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
-    with pytest.raises(Unsupported, match="another machine"):
-        decode(document)
-
-
 @pytest.mark.parametrize(
     ("document", "header_length", "what", "unit"),
     [
