@@ -118,6 +118,31 @@ class ModelServerConfig(Settings):
         return self.models.get(model_name, self.default)
 
 
+class TlsSettings(Settings):
+    """TLS to Triton servers of your own; PEM files, on every node that runs a replica, relative to `SERVE_APP_HOME`.
+
+    Attributes:
+        root_certificates: Whom to believe; whom the machine believes when not set.
+        client_certificate: What this client shows of itself (mutual TLS), with the certificates that sign it.
+        client_key: Its private key.
+        server_name: The name that the server's certificate must have, where it is not the address's.
+        reload_interval_s: How often the files are looked at. Changed ones are used for new connections, which take the
+            place of the old ones without a lost request.
+    """
+
+    root_certificates: str | None = None
+    client_certificate: str | None = None
+    client_key: str | None = None
+    server_name: str | None = None
+    reload_interval_s: float = Field(default=10.0, gt=0.0)
+
+    @model_validator(mode="after")
+    def _check(self) -> TlsSettings:
+        if (self.client_certificate is None) != (self.client_key is None):
+            raise ValueError("client_certificate and client_key belong together")
+        return self
+
+
 class ChannelSettings(Settings):
     """gRPC channels from one replica to one endpoint.
 
@@ -130,6 +155,7 @@ class ChannelSettings(Settings):
         keepalive_time_s: Pings on a channel with calls under way. Triton's default policy answers pings more
             often than every 300 s with GOAWAY.
         connect_timeout_s: How long warm-up waits for a first connection.
+        tls: Encrypts, and checks who is there; plain TCP when not set.
     """
 
     num_channels: int = Field(default=2, ge=1, le=64)
@@ -139,6 +165,7 @@ class ChannelSettings(Settings):
     max_reconnect_backoff_s: float = Field(default=0.5, gt=0.0)
     keepalive_time_s: float = Field(default=330.0, ge=300.0)
     connect_timeout_s: float = Field(default=5.0, gt=0.0)
+    tls: TlsSettings | None = None
 
 
 class LimitSettings(Settings):
@@ -219,6 +246,12 @@ class ModelServerArgs(Settings):
     limits: LimitSettings = LimitSettings()
     auth: AuthSettings = AuthSettings()
     allow_client_shm: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelServerArgs:
+        if self.channels.tls is not None and not self.endpoints:
+            raise ValueError("channels.tls is for servers named in `endpoints`; those of the fleet do not speak TLS")
+        return self
 
 
 class RestartSettings(Settings):

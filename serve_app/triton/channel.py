@@ -22,6 +22,7 @@ from serve_app.settings import ChannelSettings
 from serve_app.triton.cancellation import is_task_cancelled
 from serve_app.triton.status import CallContext, translate
 from serve_app.triton.stream import responses
+from serve_app.triton.tls import Certificates, read_certificates
 
 KEEPALIVE_TIMEOUT_S = 20.0
 """How long a ping may stay unanswered; grpc's own default."""
@@ -58,6 +59,21 @@ def channel_options(settings: ChannelSettings) -> list[tuple[str, int]]:
     ]
 
 
+def open_channel(address: str, settings: ChannelSettings, certificates: Certificates | None = None) -> Any:
+    """A channel of grpc, with TLS where the settings have it.
+
+    Raises:
+        PreflightFailed: The certificates are not given, and their files are not what they must be.
+    """
+    options: list[tuple[str, int | str]] = [*channel_options(settings)]
+    if settings.tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if settings.tls.server_name is not None:
+        options.append(("grpc.ssl_target_name_override", settings.tls.server_name))
+    certificates = certificates or read_certificates(settings.tls)
+    return grpc.aio.secure_channel(address, certificates.credentials(), options=options)
+
+
 class Channel:
     """One connection to one Triton server.
 
@@ -68,13 +84,21 @@ class Channel:
         address: gRPC target.
         settings: Message limits, reconnect backoff, keepalive.
         generation: Which generation of its pool's channels this one is of.
+        certificates: For TLS; read from the files that the settings name when not given.
     """
 
     __slots__ = ("_abandoned", "_address", "_channel", "_repeatable", "_state", "_stub", "generation", "num_calls")
 
-    def __init__(self, address: str, settings: ChannelSettings, *, generation: int = 0) -> None:
+    def __init__(
+        self,
+        address: str,
+        settings: ChannelSettings,
+        *,
+        generation: int = 0,
+        certificates: Certificates | None = None,
+    ) -> None:
         self._address = address
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options(settings))
+        self._channel = open_channel(address, settings, certificates)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._state = ChannelState.OPEN
         self._repeatable: set[Any] = set()

@@ -13,6 +13,7 @@ from serve_app.errors import EndpointStalled, EndpointUnavailable, EndpointUnrea
 from serve_app.settings import ChannelSettings
 from serve_app.triton.member import Member, MemberState
 from serve_app.triton.pool import ChannelPool
+from serve_app.triton.tls import CertificateFiles, CertificateWatch
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,11 @@ class Membership:
         self._local_node_id, self._local_zone = local_node_id, local_zone
         self._on_change = on_change
         self._prepare = prepare
+        self._files = None if settings.tls is None else CertificateFiles(settings.tls)
+        self._watch = None
+        if self._files is not None and settings.tls is not None:
+            interval_s = settings.tls.reload_interval_s
+            self._watch = CertificateWatch(self._files, interval_s=interval_s, on_change=self.expire_connections)
         self._members: dict[tuple[str, str], Member] = {}
         self._draining: dict[asyncio.Task[None], Member] = {}
         self._probes: dict[Member, asyncio.Task[None]] = {}
@@ -124,11 +130,18 @@ class Membership:
         self._refresh()
 
     def _add(self, key: tuple[str, str], endpoint: Endpoint) -> Member:
-        pool = ChannelPool(endpoint, self._settings, clock=self._clock)
+        if self._watch is not None:
+            self._watch.start()
+        pool = ChannelPool(endpoint, self._settings, clock=self._clock, files=self._files)
         pool.open()
         member = self._members[key] = Member(endpoint, pool)
         self._start_probe(member)
         return member
+
+    def expire_connections(self) -> None:
+        """Have every server's calls use new connections from now on; those under way finish on the old ones."""
+        for member in self._members.values():
+            member.pool.expire_connections()
 
     def _remove(self, key: tuple[str, str]) -> None:
         member = self._members.pop(key)
@@ -264,6 +277,8 @@ class Membership:
 
     async def aclose(self, *, grace_s: float) -> None:
         """Stop probing; close every pool, those that drain included. `hasten` cuts it short."""
+        if self._watch is not None:
+            await self._watch.aclose()
         probes = list(self._probes.values())
         for probe in probes:
             probe.cancel()

@@ -19,6 +19,7 @@ from serve_app.triton.channel import Channel
 from serve_app.triton.closing import finish
 from serve_app.triton.pool_statistics import PoolState, PoolStatistics
 from serve_app.triton.status import CallContext
+from serve_app.triton.tls import CertificateFiles
 
 CLOSE_GRACE_S = 5.0
 """How long `aclose` lets calls finish when it is not told otherwise."""
@@ -46,10 +47,19 @@ class ChannelPool:
         endpoint: The server.
         settings: How many channels, how many calls on each, and how each connects.
         clock: Tells how much of a budget the wait for a channel took.
+        files: Certificates for TLS, as they are when a channel is made; read from the settings' files when not given.
     """
 
-    def __init__(self, endpoint: Endpoint, settings: ChannelSettings, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        settings: ChannelSettings,
+        *,
+        clock: Clock | None = None,
+        files: CertificateFiles | None = None,
+    ) -> None:
         self.endpoint = endpoint
+        self._files = files
         self._settings = settings
         self._clock = clock or MonotonicClock()
         self._state = PoolState.NEW
@@ -124,7 +134,12 @@ class ChannelPool:
 
     def _renew(self, generation: int) -> None:
         channels = [
-            Channel(self.endpoint.address, self._settings, generation=generation)
+            Channel(
+                self.endpoint.address,
+                self._settings,
+                generation=generation,
+                certificates=None if self._files is None else self._files.certificates,
+            )
             for _ in range(self._settings.num_channels)
         ]
         self._close_all(self._assignment.replace_channels(channels))
