@@ -160,7 +160,8 @@ class DataPlane:
 
         Args:
             request: Borrowed until this returns.
-            timeout_s: Whole budget in seconds; the model's `timeout_s` setting when `None`.
+            timeout_s: Whole budget in seconds; the request's `timeout` parameter (microseconds) if that is less; the
+                model's `timeout_s` setting when there is neither.
 
         Raises:
             ServeAppError: See `errors`; each is raised for this request alone.
@@ -168,7 +169,7 @@ class DataPlane:
         statistics = self._statistics
         statistics.num_running += 1
         try:
-            response = await self._infer(request, self._deadline(timeout_s))
+            response = await self._infer(request, self._deadline(budget_s(request, timeout_s)))
             statistics.num_done += 1
             return response
         except asyncio.CancelledError:
@@ -204,7 +205,8 @@ class DataPlane:
 
         Args:
             request: Borrowed until this ends.
-            timeout_s: Whole budget in seconds. When `None`, each response has the model's `timeout_s` setting.
+            timeout_s: Whole budget in seconds; the request's `timeout` parameter (microseconds) if that is less.
+                When there is neither, each response has the model's `timeout_s` setting.
 
         Yields:
             Each response; see `ModelRunner.stream`.
@@ -215,7 +217,7 @@ class DataPlane:
         statistics = self._statistics
         statistics.num_running += 1
         try:
-            deadline = self._deadline(timeout_s)
+            deadline = self._deadline(budget_s(request, timeout_s))
             async with contextlib.aclosing(self._stream(request, deadline)) as responses:
                 async for response in responses:
                     yield response
@@ -359,3 +361,16 @@ class DataPlane:
 
     def _open(self, spec: ModelSpec) -> Runner:
         return self._open_runner(spec, self._config.for_model(spec.name))
+
+
+def budget_s(request: InferRequest, timeout_s: float | None) -> float | None:
+    """What a request may take in all, in seconds: what its caller says, or its `timeout` parameter if that is less.
+
+    The parameter is taken out: what is left of the budget goes to Triton in its place, and requests with different
+    budgets can share a batch. As in Triton, 0 is none.
+    """
+    own_us = request.parameters.pop("timeout", 0)
+    if not own_us or isinstance(own_us, str):
+        return timeout_s
+    own_s = own_us / 1e6
+    return own_s if timeout_s is None else min(own_s, timeout_s)

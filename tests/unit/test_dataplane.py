@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from serve_app.clock import MAX_TIMEOUT_S, Deadline, ManualClock
-from serve_app.dataplane import DataPlane, Message
+from serve_app.dataplane import DataPlane, Message, budget_s
 from serve_app.errors import InvalidRequest, ModelNotFound
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec
 from serve_app.settings import ModelServerConfig, ModelSettings
@@ -81,3 +81,15 @@ async def test_a_version_has_one_name(version: str) -> None:
         await front.plane.model_metadata("m", version)
     assert not await front.plane.is_model_ready("m", version)
     assert front.triton.num_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("own_us", "timeout_s", "expected_s"),
+    [(300_000, None, 0.3), (300_000, 5.0, 0.3), (5_000_000, 0.3, 0.3), (0, 0.3, 0.3), (0, None, None), ("1", 2.0, 2.0)],
+)
+def test_the_budget_is_the_shorter_of_two(own_us: int | str, timeout_s: float | None, expected_s: float | None) -> None:
+    """Of what the caller says and of the request's `timeout`, in microseconds, which does not stay among parameters."""
+    request = InferRequest("m", [], parameters={"timeout": own_us, "custom": 1})
+    assert budget_s(request, timeout_s) == expected_s
+    assert request.parameters == {"custom": 1}
+    assert budget_s(InferRequest("m", []), timeout_s) == timeout_s
