@@ -69,7 +69,9 @@ class FakeTriton:
         ...
         fake.fail_next(grpc.StatusCode.INTERNAL, "out of memory", times=2)
         fake.models["identity"].lie = Lie.ROW_COUNT
-        fake.freeze()          # calls arrive and wait until fake.thaw()
+        fake.freeze()          # inferences arrive and wait until fake.thaw()
+        fake.hang()            # nothing is answered any more until fake.resume()
+        await fake.go_away()   # GOAWAY on every connection, and back again on the same port
         await fake.kill()      # sockets die, the port is closed
         await fake.restart()   # the same port again
     ```
@@ -126,6 +128,8 @@ class FakeTriton:
         self._failing: deque[tuple[Failure, str | None]] = deque()
         self._thawed = asyncio.Event()
         self._thawed.set()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._server: grpc.aio.Server | None = None
 
@@ -142,7 +146,7 @@ class FakeTriton:
 
     async def start(self) -> None:
         """Listen; on the port it had before, if it was started before."""
-        server = grpc.aio.server(options=self._options)
+        server = grpc.aio.server(options=self._options, interceptors=[_Hang(self._resumed)])
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(FakeServicer(self), server)
         if self._unix_socket is not None:
             self.address = f"unix:{self._unix_socket}"
@@ -162,6 +166,27 @@ class FakeTriton:
         server, self._server = self._server, None
         if server is not None:
             await asyncio.shield(server.stop(None))
+
+    async def go_away(self, *, grace_s: float = 5.0) -> asyncio.Task[None]:
+        """Stop as a server behind a rolling proxy does, and listen again on the same port at once.
+
+        Every connection gets GOAWAY; calls under way may finish.
+
+        Args:
+            grace_s: How long these may take.
+
+        Returns:
+            The end of the old server; to be awaited before the loop ends.
+        """
+        server, self._server = self._server, None
+        assert server is not None
+        stopping = asyncio.ensure_future(server.stop(grace_s))
+        while self._server is None:
+            try:
+                await self.start()
+            except RuntimeError:  # the port is not free yet
+                await asyncio.sleep(0.005)
+        return stopping
 
     async def kill(self) -> None:
         """Die as a process does on SIGKILL: every connection breaks at once, then nobody listens."""
@@ -196,6 +221,16 @@ class FakeTriton:
     def thaw(self) -> None:
         """Let waiting calls go on, and later ones pass."""
         self._thawed.set()
+
+    def hang(self) -> None:
+        """Answer nothing, neither inferences nor anything else, as a process that is stopped."""
+        self._thawed.clear()
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        """Answer again."""
+        self._thawed.set()
+        self._resumed.set()
 
     def fail_next(self, code: grpc.StatusCode, text: str, *, times: int = 1, model_name: str | None = None) -> None:
         """End the next `times` ModelInfer calls (of one model, or of any) with a status."""
@@ -328,3 +363,14 @@ def _find_failure(model: FakeModel | None, request: Any) -> Failure | None:
     if model is None:
         return unknown_model(request.model_name)
     return model.find_failure(request.model_version) or model.check(request)
+
+
+class _Hang(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Keeps every call from being taken up until an event is set."""
+
+    def __init__(self, resumed: asyncio.Event) -> None:
+        self._resumed = resumed
+
+    async def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        await self._resumed.wait()
+        return await continuation(details)

@@ -23,6 +23,8 @@ class Lie(str, Enum):
     """Outputs claim to be of another datatype with elements of the same size (INT32 for FP32, else UINT8)."""
     NAMES = "names"
     """Outputs have names that the metadata does not have."""
+    SHAPE = "shape"
+    """Outputs have one dimension more than the metadata has."""
     SHORT_DATA = "short_data"
     """The last byte of every output is missing."""
 
@@ -198,6 +200,8 @@ class FakeModel:
                 datatype = "INT32" if datatype == "FP32" else "UINT8"
             elif self.lie is Lie.NAMES:
                 name = f"not_{name}"
+            elif self.lie is Lie.SHAPE:
+                shape.append(1)
             elif self.lie is Lie.SHORT_DATA:
                 raw = raw[:-1]
             response.outputs.add(name=name, datatype=datatype, shape=shape)

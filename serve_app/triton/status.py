@@ -184,6 +184,7 @@ _TABLE = (
     _row(_CODE.RESOURCE_EXHAUSTED, r"message larger than max", _message_size),
     _row(_CODE.RESOURCE_EXHAUSTED, r"", _overloaded),
     _row(_CODE.DEADLINE_EXCEEDED, r"", _deadline),
+    _row(_CODE.CANCELLED, r"^(cancelled)?$", _unavailable),  # a server that stops; our callers are not asked here
     _row(_CODE.CANCELLED, r"", _cancelled),
     _row(_CODE.UNIMPLEMENTED, r"", _unsupported),
     # A text that is not grpc's came from Triton or from the model: the connection is fine, the model is not.

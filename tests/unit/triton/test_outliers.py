@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ records = st.builds(
 )
 
 
-def record_of(latencies: list[float | None]) -> ModelRecord:
+def record_of(latencies: Sequence[float | None]) -> ModelRecord:
     """A record of outcomes, half a millisecond apart; `None` is a fault."""
     record = ModelRecord(0.0, 0.0)
     for index, latency_s in enumerate(latencies):
