@@ -7,6 +7,8 @@ Texts never carry tensor data.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ServeAppError(Exception):
     """Root of all errors that this package raises on purpose."""
@@ -301,3 +303,18 @@ class ServerStartFailed(ServeAppError):
 
     def __str__(self) -> str:
         return f"{self.what} did not start: {self.reason}"
+
+
+class ReplicaUnhealthy(ServeAppError):
+    """A replica cannot work any more and is to be replaced; Ray Serve does that when a health check raises.
+
+    Args:
+        faults: What is wrong with it, each as a sentence.
+    """
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__(tuple(faults))
+        self.faults = tuple(faults)
+
+    def __str__(self) -> str:
+        return "; ".join(self.faults)

@@ -19,8 +19,9 @@ from serve_app.clock import MonotonicClock
 from serve_app.dataplane import DataPlane
 from serve_app.deployments.change_log import FleetChanges, registry_of_static
 from serve_app.deployments.collector import ServeBatchCollector
+from serve_app.deployments.health import Pulse
 from serve_app.deployments.registry import RegistryWatch, record_change
-from serve_app.errors import PoolClosed
+from serve_app.errors import PoolClosed, ReplicaUnhealthy
 from serve_app.ingress.grpc_health import SERVER_SERVICES
 from serve_app.ingress.grpc_servicer import GrpcServicer, name_generated_modules
 from serve_app.ingress.guard import RpcGuard
@@ -59,6 +60,7 @@ class ModelServer(GrpcServicer):
         elif not self._args.auth.allow_anonymous:
             logger.warning("no keys are set (args.auth): whoever reaches this server may run, load and unload models")
         self._has_endpoint = asyncio.Event()
+        self._pulse = Pulse()
         self._is_up, self._refused_config = False, ""
         self._refreshing: set[asyncio.Task[None]] = set()
         try:
@@ -100,14 +102,14 @@ class ModelServer(GrpcServicer):
         )
         if self._args.endpoints:
             await self._stack.enter_async_context(RegistryWatch(registry, lambda _: None, changes=self._changes))
-            source: Any = EndpointResolver(
+            self._source: EndpointResolver | RegistryWatch = EndpointResolver(
                 self._args.endpoints,
                 interval_s=self._args.resolve_interval_s,
                 on_change=self._router.update,
             )
         else:
-            source = RegistryWatch(registry, self._router.update, changes=self._changes)
-        await self._stack.enter_async_context(source)
+            self._source = RegistryWatch(registry, self._router.update, changes=self._changes)
+        await self._stack.enter_async_context(self._source)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._has_endpoint.wait(), _FIRST_ENDPOINT_S)
 
@@ -169,9 +171,18 @@ class ModelServer(GrpcServicer):
         self._plane.reconfigure(settings)
 
     async def check_health(self) -> None:
-        """Raises when this replica cannot work; that no Triton is there is not this replica's fault."""
+        """Raises when this replica cannot work; that no Triton is there is not this replica's fault.
+
+        It runs on the loop that answers requests, so that Serve's own bound on this call looks at the loop.
+        """
         if not self._plane.is_live():
             raise PoolClosed("this replica")
+        faults = self._pulse.faults(self._plane.statistics().models, self._router.statistics(), now=self._clock.now())
+        if not self._source.is_running:
+            faults.append("nothing follows which servers there are")
+        if faults:
+            logger.error("this replica is to be replaced: %s", "; ".join(faults))
+            raise ReplicaUnhealthy(faults)
         self._is_up = True  # Serve asks once the replica has started, with or without settings
 
     async def __del__(self) -> None:

@@ -228,6 +228,11 @@ class RegistryWatch:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it follows the registry; it goes on while that cannot be reached."""
+        return self._task is not None and not self._task.done()
+
     async def _run(self) -> None:
         is_reachable = True
         while True:

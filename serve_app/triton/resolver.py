@@ -163,6 +163,11 @@ class EndpointResolver:
             await asyncio.wait([task])
 
     @property
+    def is_running(self) -> bool:
+        """Whether names are looked up again and again, or there are none."""
+        return self._task is None or not self._task.done()
+
+    @property
     def endpoints(self) -> list[Endpoint]:
         """What is known now: the settings' order, each name's addresses sorted, no address twice."""
         addresses: dict[str, None] = {}
