@@ -79,7 +79,7 @@ def _decode_grpc(body: bytes, header_length: int | None) -> InferRequest:
 
 
 def _decode_packed(body: bytes, header_length: int | None) -> InferRequest:
-    return _decode_http(unpack(body, encoding="gzip", max_bytes=MAX_BYTES), None)
+    return _decode_http(bytes(unpack(body, encoding="gzip", max_bytes=MAX_BYTES)), None)
 
 
 @dataclass(frozen=True)

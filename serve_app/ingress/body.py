@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import re
 import zlib
@@ -12,6 +13,12 @@ from starlette.types import Receive
 
 from serve_app.errors import InvalidRequest, RequestCancelled, RequestTooLarge, Unsupported
 from serve_app.ingress.middleware import BUDGET_HEADER, SERVE_TIMEOUT_HEADER
+
+# Above this a body is gathered in one buffer instead of pieces that are joined in the end.
+_GATHER_ABOVE_BYTES = 1024 * 1024
+
+# How much is unpacked at once.
+_STEP_BYTES = 256 * 1024
 
 # Above this much data to unpack or pack, that leaves the event loop for a thread (zlib releases the GIL).
 _THREAD_ABOVE_BYTES = 256 * 1024
@@ -23,7 +30,14 @@ _LEAD_S = 0.02
 
 
 async def read_body(headers: Headers, receive: Receive, *, max_bytes: int) -> bytes:
-    """The whole body, unpacked.
+    """The whole body, unpacked, as `bytes`; see `read_buffer`."""
+    return bytes(await read_buffer(headers, receive, max_bytes=max_bytes))
+
+
+async def read_buffer(headers: Headers, receive: Receive, *, max_bytes: int) -> bytes | memoryview:
+    """The whole body, unpacked, held once: a large one is gathered in a buffer of its own, which is a view here.
+
+    A packed one is held beside what comes out of it until all of it has.
 
     Args:
         headers: The request's headers.
@@ -36,10 +50,12 @@ async def read_body(headers: Headers, receive: Receive, *, max_bytes: int) -> by
         Unsupported: Another encoding than gzip, deflate or identity.
         RequestCancelled: The client went away before it had sent everything.
     """
-    declared = headers.get("content-length")
-    if declared is not None and declared.isdigit() and int(declared) > max_bytes:
-        raise RequestTooLarge("request body", int(declared), max_bytes)
+    declared = headers.get("content-length", "")
+    declared_bytes = int(declared) if declared.isdigit() else 0
+    if declared_bytes > max_bytes:
+        raise RequestTooLarge("request body", declared_bytes, max_bytes)
     chunks: list[bytes] = []
+    gathered: bytearray | None = None
     size = 0
     more = True
     while more:
@@ -48,22 +64,41 @@ async def read_body(headers: Headers, receive: Receive, *, max_bytes: int) -> by
             raise RequestCancelled("request body")
         chunk = message.get("body", b"")
         if chunk:
-            size += len(chunk)
+            start, size = size, size + len(chunk)
             if size > max_bytes:
                 raise RequestTooLarge("request body", size, max_bytes)
-            chunks.append(chunk)
+            if gathered is not None:
+                gathered[start:size] = chunk
+            else:
+                chunks.append(chunk)
+                if size > _GATHER_ABOVE_BYTES and len(chunks) > 1:
+                    gathered = _gather(chunks, max(size, declared_bytes))
         more = message.get("more_body", False)
-    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    if gathered is not None:
+        body: bytes | memoryview = memoryview(gathered)[:size]
+    else:
+        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     encoding = headers.get("content-encoding", "").strip().lower()
     if not encoding or encoding == "identity":
         return body
     if len(body) > _THREAD_ABOVE_BYTES:
-        return await asyncio.to_thread(unpack, body, encoding=encoding, max_bytes=max_bytes)
-    return unpack(body, encoding=encoding, max_bytes=max_bytes)
+        return memoryview(await asyncio.to_thread(unpack, body, encoding=encoding, max_bytes=max_bytes))
+    return memoryview(unpack(body, encoding=encoding, max_bytes=max_bytes))
 
 
-def unpack(body: bytes, *, encoding: str, max_bytes: int) -> bytes:
-    """Undo `Content-Encoding`, never producing more than `max_bytes`; see `read_body` for the errors."""
+def _gather(chunks: list[bytes], size_bytes: int) -> bytearray:
+    """What has come of a body, at the start of a buffer for all of it; takes the pieces out of the list."""
+    body = bytearray(size_bytes)  # zeros that the system makes as they are written over
+    start = 0
+    for chunk in chunks:
+        body[start : start + len(chunk)] = chunk
+        start += len(chunk)
+    chunks.clear()
+    return body
+
+
+def unpack(body: bytes | memoryview, *, encoding: str, max_bytes: int) -> bytearray:
+    """Undo `Content-Encoding`, never producing more than `max_bytes`; see `read_buffer` for the errors."""
     # wbits: 31 is a gzip header, 15 a zlib one (what HTTP calls deflate), -15 none (what some clients send).
     if encoding == "gzip":
         wbits = 31
@@ -72,15 +107,21 @@ def unpack(body: bytes, *, encoding: str, max_bytes: int) -> bytes:
     else:
         raise Unsupported(f"Content-Encoding {encoding!r}", "use gzip, deflate or none")
     unpacker = zlib.decompressobj(wbits)
-    try:
-        unpacked = unpacker.decompress(body, max_bytes + 1)
-    except zlib.error:
-        unpacked, unpacker = b"", zlib.decompressobj(wbits)
-    if len(unpacked) > max_bytes:
-        raise RequestTooLarge("unpacked request body", len(unpacked), max_bytes)
-    if not unpacker.eof or unpacker.unused_data:
-        raise InvalidRequest("body", f"data that is not {encoding}", f"a whole {encoding} stream and nothing after it")
-    return unpacked
+    unpacked, at, rest = bytearray(), 0, b""
+    with contextlib.suppress(zlib.error):
+        while not unpacker.eof:
+            if not rest:
+                rest, at = bytes(body[at : at + _STEP_BYTES]), at + _STEP_BYTES
+            step = unpacker.decompress(rest, min(_STEP_BYTES, max_bytes + 1 - len(unpacked)))
+            if not rest and not step:
+                break
+            unpacked += step
+            rest = unpacker.unconsumed_tail
+            if len(unpacked) > max_bytes:
+                raise RequestTooLarge("unpacked request body", len(unpacked), max_bytes)
+        if unpacker.eof and not unpacker.unused_data and at >= len(body):
+            return unpacked
+    raise InvalidRequest("body", f"data that is not {encoding}", f"a whole {encoding} stream and nothing after it")
 
 
 def pack(body: bytes, *, encoding: str) -> bytes:

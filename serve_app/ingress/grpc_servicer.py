@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from functools import partial, wraps
 from typing import Any
 
+import grpc
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from serve_app.dataplane import DataPlane
@@ -26,7 +27,9 @@ from serve_app.ingress.grpc_reflection import ReflectionServicer
 from serve_app.ingress.grpc_stream import InferStream
 from serve_app.ingress.guard import answering_for
 from serve_app.ingress.http_errors import error_text
-from serve_app.protocol.grpc_codec import decode_infer_request, encode_infer_response
+from serve_app.ingress.memory import give_back
+from serve_app.protocol.grpc_codec import decode_infer_request, encode_infer_response, large_infer_response
+from serve_app.protocol.wire import read_infer_request
 from serve_app.shared_memory import NO_SHARED_MEMORY
 
 logger = logging.getLogger(__name__)
@@ -48,7 +51,24 @@ def name_generated_modules() -> None:
 def add_inference_service(servicer: Any, server: Any) -> None:
     """What `grpc_options.grpc_servicer_functions` names: registers Triton's service with Ray Serve."""
     name_generated_modules()
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, _Registration(server))
+
+
+class _Registration:
+    """A server to which methods are added, with `ModelInfer` reading large requests without a copy."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Nothing: the generated code names every method a second time, below."""
+
+    def add_registered_method_handlers(self, service_name: str, handlers: dict[str, Any]) -> None:
+        """Add a service's methods under both of grpc's registrations."""
+        infer = handlers["ModelInfer"]._replace(request_deserializer=read_infer_request)
+        handlers = {**handlers, "ModelInfer": infer}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service_name, handlers),))
+        self._server.add_registered_method_handlers(service_name, handlers)
 
 
 def answering_errors(rpc: Rpc) -> Rpc:
@@ -126,8 +146,11 @@ class GrpcServicer(HealthServicer, ReflectionServicer):
     @answering_errors
     async def ModelInfer(self, request: Message, grpc_context: Any) -> Message:
         """One inference request."""
-        answer = await self._plane.infer(decode_infer_request(request))
-        return encode_infer_response(answer)
+        decoded = decode_infer_request(request)
+        await give_back(decoded.size_bytes)
+        answer = await self._plane.infer(decoded)
+        await give_back(answer.size_bytes)
+        return large_infer_response(answer) or encode_infer_response(answer)
 
     async def ModelStreamInfer(
         self, requests: AsyncIterable[Message], grpc_context: Any

@@ -15,12 +15,14 @@ from serve_app.errors import ServeAppError
 from serve_app.ingress.body import (
     accepted_encoding,
     pack_body,
-    read_body,
+    read_buffer,
     timeout_of,
 )
 from serve_app.ingress.control_routes import control_routes, model_of
 from serve_app.ingress.generate import GenerateEndpoint, GenerateForm
 from serve_app.ingress.http_errors import error_response
+from serve_app.ingress.memory import give_back
+from serve_app.ingress.piecemeal import PIECE_BYTES, PiecemealResponse
 from serve_app.protocol.binary import (
     HEADER_LENGTH,
     EncodedBody,
@@ -66,7 +68,7 @@ class InferEndpoint:
         name, version = model_of(scope["path_params"])
         timeout_s = timeout_of(headers)
         header_length = parse_header_length(headers.get(HEADER_LENGTH))
-        body = await read_body(headers, receive, max_bytes=self._limits.max_request_bytes)
+        body = await read_buffer(headers, receive, max_bytes=self._limits.max_request_bytes)
         spec = await self._plane.model_spec(name, version, timeout_s=timeout_s)
         decoded = decode_infer_request(
             body,
@@ -76,13 +78,18 @@ class InferEndpoint:
             limits=self._limits,
             spec=spec,
         )
-        decoded.wants_binary.check(decoded.request, spec)
+        plan = decoded.wants_binary
+        plan.check(decoded.request, spec)
         answer = await self._plane.infer(decoded.request, timeout_s=timeout_s)
-        return await _infer_response(encode_infer_response(answer, decoded.wants_binary), accepted_encoding(headers))
+        del body, decoded  # large ones make room for their answer
+        await give_back(answer.size_bytes)
+        return await _infer_response(encode_infer_response(answer, plan), accepted_encoding(headers))
 
 
 async def _infer_response(encoded: EncodedBody, encoding: str | None) -> Response:
     headers = {} if encoded.header_length is None else {HEADER_LENGTH: str(encoded.header_length)}
+    if encoding is None and encoded.size_bytes > PIECE_BYTES:
+        return PiecemealResponse(encoded, headers)
     body = encoded.body
     if encoding is not None and len(body) > _PACK_ABOVE_BYTES:
         body = await pack_body(body, encoding=encoding)

@@ -5,9 +5,10 @@ Messages are built anew each time: one that is reused keeps the memory of every 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from serve_app.errors import BackendFailed, InvalidRequest, TensorDatatypeMismatch, TensorShapeMismatch
@@ -34,6 +35,7 @@ from serve_app.protocol.parameters import (
     region_of,
 )
 from serve_app.protocol.tensor import Buffer, Region, Tensor, pack_bytes
+from serve_app.protocol.wire import LARGE_BYTES, RAW_INPUT_FIELD, RAW_OUTPUT_FIELD, LargeMessage, parse
 
 # Which field of InferTensorContents carries a datatype; FP16 and BF16 have none.
 _CONTENTS: dict[str, str] = {
@@ -52,7 +54,7 @@ _CONTENTS: dict[str, str] = {
 }
 
 
-def decode_infer_request(pb: Any) -> InferRequest:
+def decode_infer_request(message: Any) -> InferRequest:
     """The request in a `ModelInferRequest`.
 
     Tensors come from `raw_input_contents` or from each input's typed `contents`, not from a mix of both. Names and
@@ -61,14 +63,21 @@ def decode_infer_request(pb: Any) -> InferRequest:
     Triton; raw contents leave out the inputs that are there.
 
     Args:
-        pb: The message; raw contents are copied out of it once, by protobuf.
+        message: The message, out of which protobuf copies raw contents once, or its wire form in `bytes`, which
+            tensors borrow; see `wire.read_infer_request`.
 
     Raises:
-        InvalidRequest: Mixed contents, a wrong number of raw contents, or an invalid parameter.
+        InvalidRequest: No such message, mixed contents, a wrong number of raw contents, or an invalid parameter.
         TensorDatatypeMismatch: An unknown datatype, contents of another datatype, or a value out of its range.
         TensorShapeMismatch: Data that does not fill its shape, or a negative dimension.
     """
-    raw = pb.raw_input_contents
+    if isinstance(message, bytes):
+        try:
+            pb, raw = parse(message, service_pb2.ModelInferRequest, RAW_INPUT_FIELD)
+        except DecodeError:
+            raise InvalidRequest("request", "bytes that are no such message", "a ModelInferRequest") from None
+    else:
+        pb, raw = message, message.raw_input_contents
     regions = [
         _region_of(entry, f"inputs[{index}]") if entry.parameters else None for index, entry in enumerate(pb.inputs)
     ]
@@ -94,7 +103,7 @@ def decode_infer_request(pb: Any) -> InferRequest:
             inputs.append(Tensor(entry.name, datatype.name, shape, b"", region))
             continue
         if not raw:
-            data = _typed_data(entry, datatype, field)
+            data: Buffer = _typed_data(entry, datatype, field)
         elif entry.HasField("contents"):
             raise InvalidRequest(f"{field}.contents", "contents beside raw_input_contents", "one of them")
         else:
@@ -153,6 +162,23 @@ def encode_infer_request(request: InferRequest) -> Any:
     Raises:
         InvalidRequest: A parameter is of no V2 type, or its integer has more than 64 bits.
     """
+    return _request_message(request, [_bytes_of(t.data) for t in request.inputs if t.region is None])
+
+
+def large_infer_request(request: InferRequest) -> LargeMessage | None:
+    """The same for a large request, whose tensors are borrowed until it is serialized; `None` for any other one.
+
+    Raises:
+        InvalidRequest: As for `encode_infer_request`.
+    """
+    if request.size_bytes < LARGE_BYTES:
+        return None
+    return LargeMessage(
+        _request_message(request, ()), RAW_INPUT_FIELD, [t.data for t in request.inputs if t.region is None]
+    )
+
+
+def _request_message(request: InferRequest, contents: Sequence[bytes]) -> Any:
     pb = service_pb2.ModelInferRequest(
         model_name=request.model_name,
         model_version=request.model_version,
@@ -161,7 +187,7 @@ def encode_infer_request(request: InferRequest) -> Any:
             service_pb2.ModelInferRequest.InferInputTensor(name=t.name, datatype=t.datatype, shape=t.shape)
             for t in request.inputs
         ],
-        raw_input_contents=[_bytes_of(t.data) for t in request.inputs if t.region is None],
+        raw_input_contents=contents,
     )
     for entry, tensor in zip(pb.inputs, request.inputs, strict=True) if request.regions else ():
         if tensor.region is not None:
@@ -185,17 +211,23 @@ def output_regions(request: InferRequest) -> dict[str, Region]:
     return {name: region for name, region in found if region is not None} if request.regions else {}
 
 
-def decode_infer_response(pb: Any, regions: Mapping[str, Region] | None = None) -> InferResponse:
+def decode_infer_response(message: Any, regions: Mapping[str, Region] | None = None) -> InferResponse:
     """The response in a `ModelInferResponse`, with raw or typed contents.
 
     Args:
-        pb: The message.
+        message: The message, or its wire form in `bytes`, which tensors borrow; see `wire.read_infer_response`.
         regions: The outputs whose data went to shared memory; see `output_regions`.
 
     Raises:
         BackendFailed: The message makes no sense: an unknown datatype, or data that does not fill its shape.
     """
-    raw = pb.raw_output_contents
+    if isinstance(message, bytes):
+        try:
+            pb, raw = parse(message, service_pb2.ModelInferResponse, RAW_OUTPUT_FIELD)
+        except DecodeError:
+            raise BackendFailed("", "its answer is no ModelInferResponse") from None
+    else:
+        pb, raw = message, message.raw_output_contents
     if raw and len(raw) != len(pb.outputs):
         raise BackendFailed(pb.model_name, f"{len(raw)} raw contents for {len(pb.outputs)} outputs")
     outputs: list[Tensor] = []
@@ -223,6 +255,21 @@ def encode_infer_response(response: InferResponse) -> Any:
     Raises:
         InvalidRequest: As for `encode_infer_request`.
     """
+    return _response_message(response, [_bytes_of(t.data) for t in response.outputs])
+
+
+def large_infer_response(response: InferResponse) -> LargeMessage | None:
+    """The same for a large response, whose tensors are borrowed until it is serialized; `None` for any other one.
+
+    Raises:
+        InvalidRequest: As for `encode_infer_request`.
+    """
+    if response.size_bytes < LARGE_BYTES:
+        return None
+    return LargeMessage(_response_message(response, ()), RAW_OUTPUT_FIELD, [t.data for t in response.outputs])
+
+
+def _response_message(response: InferResponse, contents: Sequence[bytes]) -> Any:
     pb = service_pb2.ModelInferResponse(
         model_name=response.model_name,
         model_version=response.model_version,
@@ -231,7 +278,7 @@ def encode_infer_response(response: InferResponse) -> Any:
             service_pb2.ModelInferResponse.InferOutputTensor(name=t.name, datatype=t.datatype, shape=t.shape)
             for t in response.outputs
         ],
-        raw_output_contents=[_bytes_of(t.data) for t in response.outputs],
+        raw_output_contents=contents,
     )
     if response.parameters:
         _set_parameters(pb.parameters, response.parameters, "parameters")

@@ -85,6 +85,11 @@ class InferResponse:
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of tensor data in all outputs."""
+        return sum(tensor.size_bytes for tensor in self.outputs)
+
     def with_id(self, request_id: str) -> InferResponse:
         """The same response under another request id; tensors are shared, not copied."""
         return replace(self, id=request_id)

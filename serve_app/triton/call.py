@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from serve_app.protocol.answer_check import decode_answer
-from serve_app.protocol.grpc_codec import encode_infer_request
+from serve_app.protocol.grpc_codec import encode_infer_request, large_infer_request
 from serve_app.protocol.messages import InferRequest, ModelSpec, TensorSpec
 from serve_app.triton.pool import Build
 
@@ -80,9 +80,10 @@ def inference(rpc_name: str, request: InferRequest, spec: ModelSpec | None = Non
     """
 
     def build(left_s: float) -> Any:
-        message = encode_infer_request(request)
+        large = large_infer_request(request) if rpc_name == "ModelInfer" else None
+        message = encode_infer_request(request) if large is None else large.head
         _set_timeout(message, left_s)
-        return message
+        return large or message
 
     def accept_as(metadata: Any) -> Accept:
         assert spec is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from enum import Enum
 from typing import Any
 
@@ -18,6 +18,7 @@ from serve_app.errors import (
     PoolClosed,
     ServeAppError,
 )
+from serve_app.protocol.wire import LargeMessage, read_infer_response
 from serve_app.settings import ChannelSettings
 from serve_app.triton.cancellation import is_task_cancelled
 from serve_app.triton.status import CallContext, translate
@@ -26,6 +27,9 @@ from serve_app.triton.tls import Certificates, read_certificates
 
 KEEPALIVE_TIMEOUT_S = 20.0
 """How long a ping may stay unanswered; grpc's own default."""
+
+
+_MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 class ChannelState(Enum):
@@ -87,7 +91,17 @@ class Channel:
         certificates: For TLS; read from the files that the settings name when not given.
     """
 
-    __slots__ = ("_abandoned", "_address", "_channel", "_repeatable", "_state", "_stub", "generation", "num_calls")
+    __slots__ = (
+        "_abandoned",
+        "_address",
+        "_channel",
+        "_infer_large",
+        "_repeatable",
+        "_state",
+        "_stub",
+        "generation",
+        "num_calls",
+    )
 
     def __init__(
         self,
@@ -100,6 +114,14 @@ class Channel:
         self._address = address
         self._channel = open_channel(address, settings, certificates)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._stub.ModelInfer = self._channel.unary_unary(
+            _MODEL_INFER,
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=read_infer_response,
+        )
+        # On the wire the same call. A unary one keeps its request twice until the response is there; one that is
+        # written to lets go of it as soon as it is sent.
+        self._infer_large = self._channel.stream_unary(_MODEL_INFER, response_deserializer=read_infer_response)
         self._state = ChannelState.OPEN
         self._repeatable: set[Any] = set()
         self._abandoned: ServeAppError | None = None
@@ -146,14 +168,14 @@ class Channel:
 
         Args:
             rpc_name: Method of `GRPCInferenceService`, for example `ModelInfer`.
-            message: Its request message.
+            message: Its request message; for `ModelInfer` a `LargeMessage` too.
             context: What the call is, for error texts.
             timeout_s: Budget of the call in seconds.
             wait_for_ready: Whether to wait for a connection until the budget ends, rather than to fail at once.
             is_repeatable: Whether `abandon_calls` ends it.
 
         Returns:
-            The response message.
+            The response message; of `ModelInfer` what `wire.read_infer_response` makes of it.
 
         Raises:
             ServeAppError: See `status.translate`.
@@ -161,7 +183,10 @@ class Channel:
         """
         if self.is_closed():
             raise PoolClosed(repr(self))
-        call = getattr(self._stub, rpc_name)(message, timeout=timeout_s, wait_for_ready=wait_for_ready)
+        if isinstance(message, LargeMessage):
+            call = self._infer_large(_serialized(message), timeout=timeout_s, wait_for_ready=wait_for_ready)
+        else:
+            call = getattr(self._stub, rpc_name)(message, timeout=timeout_s, wait_for_ready=wait_for_ready)
         if is_repeatable:
             self._repeatable.add(call)
         try:
@@ -264,3 +289,8 @@ class Channel:
 
     def __repr__(self) -> str:
         return f"<Channel {self._address} [{self._state.value}] {self.num_calls} calls>"
+
+
+async def _serialized(message: LargeMessage) -> AsyncIterator[bytes]:
+    """The message's wire form, made when grpc is ready to send it and kept by nobody else."""
+    yield message.SerializeToString()

@@ -11,7 +11,12 @@ from typing import Any
 from serve_app.clock import Clock, MonotonicClock
 from serve_app.endpoint import Endpoint
 from serve_app.errors import DeadlineExceeded, PoolClosed, PoolTimeout, ServeAppError, Unsupported
-from serve_app.protocol.grpc_codec import decode_infer_response, encode_infer_request, output_regions
+from serve_app.protocol.grpc_codec import (
+    decode_infer_response,
+    encode_infer_request,
+    large_infer_request,
+    output_regions,
+)
 from serve_app.protocol.messages import InferRequest, InferResponse
 from serve_app.settings import ChannelSettings
 from serve_app.triton.assignment import Assignment
@@ -204,7 +209,7 @@ class ChannelPool:
         """
         answer = await self.call(
             "ModelInfer",
-            lambda left_s: encode_infer_request(request),
+            lambda left_s: large_infer_request(request) or encode_infer_request(request),
             timeout_s=timeout_s,
             model_name=request.model_name,
             model_version=request.model_version,
