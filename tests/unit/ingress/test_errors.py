@@ -39,6 +39,7 @@ EXAMPLES: list[tuple[errors.ServeAppError, int, str]] = [
     (errors.PoolClosed("pool"), 503, "UNAVAILABLE"),
     (errors.PreflightFailed("no disk.", "free some."), 500, "INTERNAL"),
     (errors.ServerStartFailed("tritonserver", "rc 1"), 500, "INTERNAL"),
+    (errors.ReplicaUnhealthy(["stuck"]), 500, "INTERNAL"),
 ]
 
 
