@@ -305,6 +305,8 @@ def _choices(parameter: Any) -> Iterable[str]:
 
 def _set_parameters(pb: Any, parameters: Parameters, field: str) -> None:
     for key, value in parameters.items():
+        if key == "sequence_id" and type(value) is int and value > INT64_MAX:
+            value -= 2**64  # Triton reads its `int64_param` as an unsigned one, and takes no other
         setattr(pb[key], _choice_of(key, value, field), value)
 
 

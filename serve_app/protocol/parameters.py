@@ -48,8 +48,8 @@ def check_request_parameters(parameters: Parameters, *, field: str = "parameters
     """Check a request's parameters.
 
     `sequence_id`, `sequence_start`, `sequence_end`, `priority` and `timeout` have the types that Triton reads them
-    with. All others are the model's own: a boolean, an integer of 64 bits, a number or a string. Only `priority` may
-    be larger than a signed 64-bit integer, because Triton takes no `uint64_param` for any other key.
+    with. All others are the model's own: a boolean, an integer of 64 bits, a number or a string. Only `priority` and
+    `sequence_id` may be larger than a signed 64-bit integer, because Triton reads no other key as an unsigned one.
 
     Args:
         parameters: All of them.
@@ -75,8 +75,8 @@ def check_request_parameters(parameters: Parameters, *, field: str = "parameters
 
 
 def _check_range(key: str, value: int, field: str) -> None:
-    low = 0 if key in ("priority", "timeout") else INT64_MIN
-    high = UINT64_MAX if key == "priority" else INT64_MAX
+    low = 0 if key in ("priority", "timeout", "sequence_id") else INT64_MIN
+    high = UINT64_MAX if key in ("priority", "sequence_id") else INT64_MAX
     if not low <= value <= high:
         raise InvalidRequest(parameter_field(field, key), "an integer out of range", f"one between {low} and {high}")
 

@@ -36,7 +36,8 @@ def check_request(request: InferRequest, spec: ModelSpec, limits: LimitSettings)
         TensorDatatypeMismatch: An input of another datatype than the model's.
         TensorShapeMismatch: An input of another shape, or whose data does not fill its shape.
         RequestTooLarge: Too many inputs, bytes in them, dimensions or rows.
-        InvalidRequest: No inputs for a model whose inputs are all optional and that batches.
+        InvalidRequest: No inputs for a model whose inputs are all optional and that batches, or the classification of
+            an output that has no numbers.
     """
     inputs, has_rows = request.inputs, spec.max_batch_size > 0
     if len(inputs) > limits.max_inputs:
@@ -139,3 +140,8 @@ def _check_outputs(request: InferRequest, spec: ModelSpec) -> None:
         if output.name in seen:
             raise TensorNameMismatch(f"output {output.name!r}", "the same output twice", "each output once")
         seen.add(output.name)
+        if "classification" in output.parameters and spec.outputs[output.name].datatype == "BYTES":
+            # Triton 2.51 divides by the size of an element, which is 0 here, and its process ends.
+            raise InvalidRequest(
+                f"output {output.name!r}", "classification of BYTES", "classification of numbers alone"
+            )

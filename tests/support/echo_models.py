@@ -99,21 +99,50 @@ ensemble_scheduling { step [ { model_name: "raw_rows" model_version: -1
   input_map { key: "FP32" value: "A" } output_map { key: "FP32" value: "B" } } ] }
 """
 
+# Business logic scripting: the model itself asks another one.
+_BLS = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self._answer(pb_utils.get_input_tensor_by_name(request, "A")) for request in requests]
+
+    def _answer(self, tensor):
+        step = pb_utils.InferenceRequest(
+            model_name="raw_rows",
+            requested_output_names=["FP32"],
+            inputs=[pb_utils.Tensor.from_dlpack("FP32", tensor.to_dlpack())],
+        )
+        answer = step.exec()
+        if answer.has_error():
+            return pb_utils.InferenceResponse(error=answer.error())
+        output = pb_utils.get_output_tensor_by_name(answer, "FP32")
+        return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("B", output.to_dlpack())])
+"""
+_BLS_CONFIG = """backend: "python"
+max_batch_size: 4
+input [ { name: "A" data_type: TYPE_FP32 dims: [ 3 ] } ]
+output [ { name: "B" data_type: TYPE_FP32 dims: [ 3 ] } ]
+"""
+
 MODELS = (*_PLAIN, "labels", "ensemble")
+"""All but `bls`, which asks `raw_rows` from within."""
 
 
 def write_echo_models(repository: Path) -> None:
-    """Write the whole repository; every model of `MODELS` loads on a server without GPU."""
+    """Write the whole repository; every model of it loads on a server without GPU."""
     for name, config in _PLAIN.items():
         _write(repository / name, 'backend: "python"\n' + config, versions=(1, 2) if name == "wide" else (1,))
     _write(repository / "labels", 'backend: "python"\n' + _LABELS + _ONE_INSTANCE, versions=(1, 3))
     (repository / "labels" / "labels.txt").write_text("a\nb\nc\nd\n", encoding="utf-8")
+    _write(repository / "bls", _BLS_CONFIG + _ONE_INSTANCE, versions=(1,), model=_BLS)
     (repository / "ensemble" / "1").mkdir(parents=True)
     (repository / "ensemble" / "config.pbtxt").write_text(_ENSEMBLE, encoding="utf-8")
 
 
-def _write(folder: Path, config: str, *, versions: tuple[int, ...]) -> None:
+def _write(folder: Path, config: str, *, versions: tuple[int, ...], model: str = _MODEL) -> None:
     for version in versions:
         (folder / str(version)).mkdir(parents=True)
-        (folder / str(version) / "model.py").write_text(_MODEL, encoding="utf-8")
+        (folder / str(version) / "model.py").write_text(model, encoding="utf-8")
     (folder / "config.pbtxt").write_text(config, encoding="utf-8")

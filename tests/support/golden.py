@@ -1,4 +1,4 @@
-"""Answers of a real Triton, recorded in a file: what it says to `v2_cases`, and how it describes `echo_models`.
+"""Answers of a real Triton, recorded in a file: to the bodies of the contract table, and how it describes its models.
 
 Written anew with `python -m tests.support.golden <host:http port> <host:grpc port>` beside a server of those models.
 """
@@ -17,8 +17,8 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serve_app.protocol.binary import HEADER_LENGTH
+from tests.contract.table import CODEC_CASES
 from tests.support.echo_models import MODELS
-from tests.support.v2_cases import CASES
 
 PATH = Path(__file__).parent.parent / "unit" / "protocol" / "golden" / "triton-2.51.0.json"
 
@@ -83,7 +83,7 @@ def record(http_address: str, grpc_address: str) -> Golden:
             )
     answers = {
         case.name: fetch(http_address, f"/v2/models/{case.model}/infer", case.body, case.header_length)
-        for case in CASES
+        for case in CODEC_CASES
     }
     return Golden(answers, models)
 

@@ -105,8 +105,13 @@ class Stack:
         document["http_options"]["port"] = self._ports["http"]
         document["grpc_options"]["port"] = self._ports["grpc"]
         triton, _ = document["applications"]
-        triton["args"]["model_repository"] = str(self._folder / "model_repository")
+        triton["args"]["model_repository"] = str(self.repository)
         return document
+
+    @property
+    def repository(self) -> Path:
+        """The model repository of the fleet."""
+        return self._folder / "model_repository"
 
     @property
     def driver_env(self) -> Path:
@@ -121,7 +126,7 @@ class Stack:
         Raises:
             AssertionError: It ended, or took too long; says what it printed.
         """
-        repository = self._folder / "model_repository"
+        repository = self.repository
         if not repository.exists():
             repository.mkdir()
             for source in (ROOT / "model_repository", ROOT / "tests" / "support" / "model_repository"):

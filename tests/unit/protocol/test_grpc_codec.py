@@ -167,6 +167,18 @@ def test_small_unsigned_parameters_become_plain_integers() -> None:
     assert grpc_codec.encode_infer_request(request).parameters["sequence_id"].int64_param == 7
 
 
+def test_sequence_ids_are_unsigned() -> None:
+    """The upper half of 64 bits goes on as the `int64_param` of the same bits; below 0 there is none."""
+    pb = message()
+    pb.parameters["sequence_id"].uint64_param = 2**64 - 9
+    request = grpc_codec.decode_infer_request(pb)
+    assert request.parameters["sequence_id"] == 2**64 - 9
+    assert grpc_codec.encode_infer_request(request).parameters["sequence_id"].int64_param == -9
+    pb.parameters["sequence_id"].int64_param = -9
+    with pytest.raises(InvalidRequest, match="sequence_id"):
+        grpc_codec.decode_infer_request(pb)
+
+
 def test_requested_outputs() -> None:
     """Outputs keep order and parameters, but for `binary_data`, which means something over HTTP only."""
     pb = message()

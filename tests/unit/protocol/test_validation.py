@@ -140,6 +140,15 @@ def test_requested_outputs() -> None:
         check(PLAIN, good, outputs=("y", "y"))
 
 
+def test_classes_of_texts_are_refused() -> None:
+    """Asked for them, Triton 2.51 divides by zero, and its process ends."""
+    spec = ModelSpec("m", "", ("1",), "", PLAIN.inputs, {"s": TensorSpec("s", "BYTES", (-1,))}, 0)
+    good = zeros("a", "FP32", (2, 3))
+    request = InferRequest("m", [good], outputs=[RequestedOutput("s", {"classification": 1})])
+    with pytest.raises(InvalidRequest, match="classification of BYTES"):
+        check_request(request, spec, LimitSettings())
+
+
 def test_limits() -> None:
     """Numbers of inputs and dimensions have limits, whatever the model."""
     limits = LimitSettings(max_inputs=1, max_rank=1)
