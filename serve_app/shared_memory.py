@@ -166,6 +166,7 @@ class SharedMemory:
             return await self._register_in_turn(request)
 
     async def _register_in_turn(self, request: Message) -> Message:
+        await self._check_key(request)
         answers = await self._servers.call_each(REGISTER, request, timeout_s=self._timeout_s)
         mapped = [answer for answer in answers if answer.error is None]
         places = {answer.endpoint.place for answer in mapped}
@@ -185,6 +186,21 @@ class SharedMemory:
         if not mapped:
             return accepted_by_all(answers)  # raises the first server's error
         raise InvalidRequest("key", f"memory that {len(places)} machines have", "a key of one machine alone")
+
+    async def _check_key(self, request: Message) -> None:
+        """Refuse a key that is registered under another name.
+
+        Triton 2.51 takes it for a file that it has closed since, which by now may be one of its connections: it is told
+        that the key is invalid, and closes that.
+        """
+        message = service_pb2.SystemSharedMemoryStatusRequest()
+        answers = await self._servers.call_each("SystemSharedMemoryStatus", message, timeout_s=self._timeout_s)
+        for answer in answers:
+            for name, region in answer.message.regions.items() if answer.error is None else ():
+                if region.key == request.key and name != request.name:
+                    raise InvalidRequest(
+                        "key", "memory that is registered under another name", "memory that is registered once"
+                    )
 
     async def _undo(self, name: str, mapped: Sequence[ServerAnswer], answers: Sequence[ServerAnswer]) -> None:
         others = {a.endpoint.server_id for a in answers} - {a.endpoint.server_id for a in mapped}

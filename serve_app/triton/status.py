@@ -176,7 +176,7 @@ _TABLE = (
     _row(_CODE.NOT_FOUND, r"unknown model", _not_found),
     _row(_CODE.NOT_FOUND, r"shared memory region", _no_region),
     _row(_CODE.ALREADY_EXISTS, r"shared memory region", _rejected),
-    _row(_CODE.INTERNAL, r"^unable to open shared memory region", _rejected),
+    _row(_CODE.INTERNAL, r"^(unable to open|invalid) shared memory region", _rejected),
     _row(_CODE.INVALID_ARGUMENT, r"^requested model( '.*'| version) is not available", _not_found),
     _row(_CODE.INVALID_ARGUMENT, r"^request for unknown model", _not_found),
     _row(_CODE.INTERNAL, r"failed to poll from model repository", _rejected),

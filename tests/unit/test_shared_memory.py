@@ -253,6 +253,8 @@ async def test_errors_are_of_tritons_classes(memory: Memory) -> None:
         assert [(await front.infer(*case)).status for case, _ in cases] == [status for _, status in cases]
         assert (await front.infer(region("r"))).status == 200
         assert (await front.register("r", memory)).status == 400
+        answer = await front.register("again", memory)
+        assert (answer.status, "registered under another name" in answer.json["error"]) == (400, True)
         refused = [{}, {"key": memory.key}, {"key": 5, "byte_size": 1}, {"key": memory.key, "byte_size": -1}]
         refused += [{"key": "/nobody", "byte_size": 1}, {"key": memory.key, "byte_size": 1000}]
         refused += [{"key": "/serve_app_1_2_3_4_x", "byte_size": 1}]
@@ -310,8 +312,11 @@ async def test_unregistering_all_leaves_what_is_not_the_clients(memory: Memory) 
     async with running("a") as front:
         own = service_pb2.SystemSharedMemoryRegisterRequest(name="serve_app.1", key=memory.key, byte_size=8)
         assert front.fakes[0].regions.register(own) is None
-        for name in ("r", "s"):
-            await front.register(name, memory)
+        others = [Memory(8), Memory(8)]
+        for name, other in zip(("r", "s"), others, strict=True):
+            assert (await front.register(name, other)).status == 200
+            other.path.unlink()
+        assert (await front.register("t", memory)).status == 400  # its key is taken
         assert [entry["name"] for entry in (await front.get(f"{SHM}/status")).json] == ["r", "s"]
         assert (await front.get(f"{SHM}/region/serve_app.1/status")).status == 400
         assert (await front.post(f"{SHM}/region/serve_app.1/unregister")).status == 400
