@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
@@ -60,6 +61,12 @@ class TritonCalls(FleetCalls, Protocol):
 class ControlLog(ChangeLog, RegionLog, Protocol):
     """Where what clients have loaded, unloaded and registered is kept."""
 
+
+# No model's, since models are folders. Triton cuts a name at a NUL and answers for the model of that name, so that one
+# model would have names without end; a load with files whose name has a line break it never answers; and its errors
+# that name what is very long are too large for gRPC, which then looks like overload.
+_NO_NAME = re.compile(r"[\x00-\x1f\x7f/]|\A\.\.?\Z")
+_MAX_NAME_BYTES, _MAX_VERSION_DIGITS = 255, 18
 
 OpenRunner = Callable[[ModelSpec, ModelSettings], Runner]
 
@@ -348,7 +355,9 @@ class DataPlane:
         # Triton takes whatever begins with a number for a version (`01`, `+1`, `1x`), so that one version would have
         # names without end, and each of them a runner of its own here.
         is_canonical = version.isascii() and version.isdigit() and version[0] != "0"
-        if not self._is_served(name) or (version and not is_canonical):
+        is_canonical = is_canonical and len(version) <= _MAX_VERSION_DIGITS
+        is_name = len(name.encode(errors="replace")) <= _MAX_NAME_BYTES and not _NO_NAME.search(name)
+        if not is_name or not self._is_served(name) or (version and not is_canonical):
             raise ModelNotFound(name, version)
 
     async def _read_spec(self, name: str, version: str) -> ModelSpec:

@@ -18,6 +18,9 @@ from serve_app.ingress.http_routes import v2_routes
 from serve_app.ingress.openapi import document_routes
 from serve_app.settings import LimitSettings
 
+_MAX_PATH = 256
+"""Characters of a path that an error repeats."""
+
 
 def http_app(plane: DataPlane, limits: LimitSettings, *, gate: Gate | None = None) -> ASGIApp:
     """The V2 application over a data plane, which it borrows.
@@ -69,8 +72,9 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     """Unknown paths and wrong methods in the V2 error form, which says what was asked for."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    path = request.url.path if len(request.url.path) <= _MAX_PATH else f"{request.url.path[:_MAX_PATH]}..."
     text = {
-        404: f"unknown path {request.url.path!r}; V2 paths start with /v2",
-        405: f"method {request.method} is not allowed for {request.url.path!r}",
+        404: f"unknown path {path!r}; V2 paths start with /v2",
+        405: f"method {request.method[:16]} is not allowed for {path!r}",
     }.get(status, "request refused")
     return json_response({"error": text}, status_code=status, headers=headers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from typing import Any
 
 import orjson
@@ -95,7 +94,7 @@ def _text(field: str, value: Any, expected: str) -> str:
 def _base64(field: str, value: Any) -> bytes:
     try:
         return base64.b64decode(_text(field, value, "a file in base64"), validate=True)
-    except binascii.Error:
+    except ValueError:  # binascii's error is one, and so is what it raises where there is more than ASCII
         raise InvalidRequest(field, "a string that is not base64", "a file in base64") from None
 
 

@@ -71,7 +71,7 @@ async def test_a_budget_that_is_no_number_is_refused() -> None:
     assert front.runner.deadlines == []
 
 
-@pytest.mark.parametrize("version", ["01", "+1", " 1", "1x", "-1", "0", "\u00b2", "x"])
+@pytest.mark.parametrize("version", ["01", "+1", " 1", "1x", "-1", "0", "\u00b2", "x", "9" * 19])
 async def test_a_version_has_one_name(version: str) -> None:
     """Other spellings of a number are unknown versions, or a client could open runners without end."""
     front = Plane()
@@ -93,3 +93,17 @@ def test_the_budget_is_the_shorter_of_two(own_us: int | str, timeout_s: float | 
     assert budget_s(request, timeout_s) == expected_s
     assert request.parameters == {"custom": 1}
     assert budget_s(InferRequest("m", []), timeout_s) == timeout_s
+
+
+@pytest.mark.parametrize("name", ["m\0", "m\0x", "m\n", "\x7fm", "../m", "a/m", ".", "..", "m" * 256, "é" * 128])
+async def test_a_name_that_no_folder_has_is_unknown(name: str) -> None:
+    """Triton cuts names at a NUL, so that one model would have many, and never answers some loads with a line break."""
+    front = Plane()
+    with pytest.raises(ModelNotFound):
+        await front.plane.infer(InferRequest(name, []))
+    with pytest.raises(ModelNotFound):
+        await front.plane.model_config(name)
+    with pytest.raises(ModelNotFound):
+        await front.plane.control.load_model(service_pb2.RepositoryModelLoadRequest(model_name=name))
+    assert not await front.plane.is_model_ready(name)
+    assert front.triton.num_calls == 0
