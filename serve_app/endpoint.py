@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+ADMIN_PROTOCOLS = "model-repository,shared-memory,trace,logging"
+"""Triton's names for what it answers only to those who show the secret."""
+
+ADMIN_RPCS = frozenset(
+    {
+        "RepositoryIndex",
+        "RepositoryModelLoad",
+        "RepositoryModelUnload",
+        "SystemSharedMemoryStatus",
+        "SystemSharedMemoryRegister",
+        "SystemSharedMemoryUnregister",
+        "CudaSharedMemoryStatus",
+        "CudaSharedMemoryRegister",
+        "CudaSharedMemoryUnregister",
+        "TraceSetting",
+        "LogSettings",
+    }
+)
+"""The RPCs of these protocols."""
+
+SECRET_NAME = "serve-app"  # noqa: S105  # a name, no secret
+"""Name of the secret; as a header over gRPC Triton puts `triton-grpc-protocol-` before it."""
 
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "[::1]"))
 
@@ -18,6 +41,7 @@ class Endpoint:
         node_id: Ray node the server runs on; empty when unknown.
         zone: Availability zone of that node; empty when unknown.
         metrics_url: Where the server's Prometheus metrics are; empty when unknown.
+        secret: What the server wants to be shown for `ADMIN_RPCS`; empty when it wants nothing.
     """
 
     address: str
@@ -25,6 +49,7 @@ class Endpoint:
     node_id: str = ""
     zone: str = ""
     metrics_url: str = ""
+    secret: str = field(default="", repr=False)
 
     @property
     def place(self) -> str:
@@ -38,3 +63,10 @@ class Endpoint:
     def static(cls, address: str) -> Endpoint:
         """An endpoint that is known by its address alone."""
         return cls(address, address)
+
+
+def secret_metadata(secret: str, rpc_name: str) -> tuple[tuple[str, str], ...] | None:
+    """The metadata that shows the secret, for an RPC that needs it."""
+    if not secret or rpc_name not in ADMIN_RPCS:
+        return None
+    return ((f"triton-grpc-protocol-{SECRET_NAME}", secret),)

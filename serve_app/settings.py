@@ -285,6 +285,8 @@ class TritonServerArgs(Settings):
             that only replicas on the same node can reach.
         allow_http: Open Triton's own HTTP endpoint on a free port of 127.0.0.1 too, for looking at it by hand. An
             idle keep-alive connection to it delays the server's stop by `stop_timeout_s`.
+        restrict_admin: Have the server refuse loads, unloads, shared memory, trace and log settings to whoever does not
+            show a secret that is made for each of its lives and known to the front alone.
         start_timeout_s: How long a server may take to become ready.
         stop_timeout_s: `--exit-timeout-secs`, after which a stopping server gives up on what still runs.
         drain_s: Pause between leaving the registry and asking the server to stop, in which replicas learn of it.
@@ -305,6 +307,7 @@ class TritonServerArgs(Settings):
     num_gpus: float = Field(default=0.0, ge=0.0)
     transport: Literal["tcp", "unix"] = "tcp"
     allow_http: bool = False
+    restrict_admin: bool = True
     start_timeout_s: float = Field(default=120.0, gt=0.0)
     stop_timeout_s: int = Field(default=8, ge=1)
     drain_s: float = Field(default=0.5, ge=0.0)

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from tritonclient.grpc import service_pb2
 
+from serve_app.auth.decision import check_caller
+from serve_app.auth.scopes import Operation
 from serve_app.errors import BackendFailed, InvalidRequest, Unsupported
 from serve_app.protocol.messages import InferRequest
 from serve_app.protocol.parameters import RESERVED_REGION_PREFIX, check_region_name
@@ -105,9 +107,11 @@ class SharedMemory:
 
         Raises:
             Unsupported: Shared memory is not allowed.
+            PermissionDenied: The caller's key is not good for it: a region may be of another's.
             InvalidRequest: Its regions are on several machines.
         """
         self.check_allowed()
+        check_caller(Operation.SHARED_MEMORY)
         places = {self._places[name] for name in request.regions if name in self._places}
         if len(places) > 1:
             names = ", ".join(sorted(set(request.regions)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from serve_app.auth.principal import Principal
+from serve_app.auth.principal import CALLER, Principal
 from serve_app.auth.scopes import OF_ALL_MODELS, OF_ONE_MODEL, REQUIRED_SCOPE, Operation
+from serve_app.errors import PermissionDenied
 
 HOW_TO_SEND = "send `Authorization: Bearer <key>` or `X-API-Key: <key>`"
 
@@ -65,3 +66,16 @@ def decide(
             Verdict.FORBIDDEN, f"key {principal.key_id!r} may not {operation.value}: it is not a key of all models"
         )
     return ALLOWED
+
+
+def check_caller(operation: Operation, model_name: str = "") -> None:
+    """Refuse what the caller of this task may not do beside what it was let in for.
+
+    Raises:
+        PermissionDenied: Its key is not good for this.
+    """
+    caller = CALLER.get()
+    if caller is not None:
+        decision = decide(caller, operation, model_name)
+        if decision.verdict is not Verdict.ALLOW:
+            raise PermissionDenied(decision.reason)

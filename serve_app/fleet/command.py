@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from serve_app.endpoint import ADMIN_PROTOCOLS, SECRET_NAME
 from serve_app.settings import TritonServerArgs
 
 UNIX_SOCKET_SUFFIX_PORT = 8001
@@ -61,6 +62,7 @@ def server_command(
     listen: Listen,
     server_id: str,
     shm_prefix: str,
+    secret: str = "",
 ) -> list[str]:
     """Build the argument list.
 
@@ -79,6 +81,7 @@ def server_command(
         listen: Addresses.
         server_id: This life's id.
         shm_prefix: Prefix of the python backend's shared memory, unique on the node.
+        secret: What callers of `endpoint.ADMIN_RPCS` have to show; empty: nothing.
 
     Returns:
         `argv`.
@@ -110,6 +113,10 @@ def server_command(
         command.append("--allow-http=false")
     else:
         command += ["--allow-http=true", "--http-address=127.0.0.1", f"--http-port={listen.http_port}"]
+    if secret:
+        command.append(f"--grpc-restricted-protocol={ADMIN_PROTOCOLS}:{SECRET_NAME}={secret}")
+        if listen.http_port is not None:
+            command.append(f"--http-restricted-api={ADMIN_PROTOCOLS}:{SECRET_NAME}={secret}")
     if cache_directory is not None:
         command.append(f"--cache-directory={cache_directory}")
     if can_disable_auto_complete:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,6 +78,7 @@ class Launcher:
             state_dir=self._state_dir,
             environ=self._environ,
         )
+        life.make_private(self._state_dir)
         for what in life.sweep(self._state_dir):
             logger.warning("removed what an earlier server left behind: %s", what)
         life.prune_logs(self._state_dir)
@@ -115,6 +117,7 @@ class Launcher:
         tag = life.LifeTag.new()
         server_id = f"triton-{uuid.uuid4().hex[:12]}"
         listen = self._choose_listen(tag)
+        secret = secrets.token_urlsafe(24) if self._args.restrict_admin else ""
         # All models, not only those loaded at start: the switch is for good, and more may be loaded later.
         known = await asyncio.to_thread(list_models, self._repository)
         argv = server_command(
@@ -128,6 +131,7 @@ class Launcher:
             listen=listen,
             server_id=server_id,
             shm_prefix=tag.shm_prefix,
+            secret=secret,
         )
         return TritonProcess(
             argv,
@@ -138,6 +142,7 @@ class Launcher:
             log_path=self._state_dir / f"{tag}.log",
             max_log_bytes=self._args.max_log_bytes,
             stop_timeout_s=self._args.stop_timeout_s,
+            secret=secret,
             clock=self._clock,
         )
 

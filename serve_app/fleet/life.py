@@ -7,11 +7,13 @@ import itertools
 import os
 import re
 import signal
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from serve_app.errors import PreflightFailed
 from serve_app.fleet.guard import remove_files
 from serve_app.fleet.preflight import SHARED_MEMORY
 
@@ -80,6 +82,20 @@ def _start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def make_private(state_dir: Path) -> None:
+    """Make the folder for logs and sockets this user's alone.
+
+    Raises:
+        PreflightFailed: Somebody else has made it, who could then put a socket of his own in ours' place.
+    """
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = state_dir.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise PreflightFailed(f"{state_dir} is not a folder of this user.", "remove it, or ask its owner to.")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        state_dir.chmod(0o700)
 
 
 def sweep(state_dir: Path, *, shm_dir: Path = SHARED_MEMORY) -> list[str]:

@@ -12,6 +12,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serve_app.clock import Clock
+from serve_app.endpoint import secret_metadata
 from serve_app.errors import BackendFailed, DeadlineExceeded, EndpointUnavailable, ServeAppError
 
 _OPTIONS = [
@@ -60,10 +61,12 @@ class ServerProbe:
 
     Args:
         target: gRPC target.
+        secret: What the server wants to be shown for `endpoint.ADMIN_RPCS`.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, secret: str = "") -> None:
         self.target = target
+        self._secret = secret
         self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
@@ -155,7 +158,9 @@ class ServerProbe:
 
     async def _call(self, method: str, request: Any, *, timeout_s: float, model_name: str = "") -> Any:
         try:
-            return await getattr(self._stub, method)(request, timeout=timeout_s)
+            return await getattr(self._stub, method)(
+                request, timeout=timeout_s, metadata=secret_metadata(self._secret, method)
+            )
         except grpc.aio.AioRpcError as error:
             raise self._translate(method, error, timeout_s=timeout_s, model_name=model_name) from None
 

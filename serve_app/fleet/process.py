@@ -67,6 +67,7 @@ class TritonProcess:
         log_path: Its log.
         max_log_bytes: Bound of the log.
         stop_timeout_s: The `--exit-timeout-secs` in `argv`.
+        secret: The secret in `argv`; empty: none.
         clock: Monotonic clock.
     """
 
@@ -81,12 +82,14 @@ class TritonProcess:
         log_path: Path,
         max_log_bytes: int,
         stop_timeout_s: float,
+        secret: str = "",
         clock: Clock | None = None,
     ) -> None:
         self.listen = listen
         self.server_id = server_id
         self.log_path = log_path
-        self.probe = ServerProbe(listen.target)
+        self.secret = secret
+        self.probe = ServerProbe(listen.target, secret=secret)
         self.pid: int | None = None
         self.exit_status: int | None = None
         self.exited = asyncio.Event()

@@ -288,7 +288,14 @@ class TritonSupervisor:
             if state.name in self._desired and state.reason and not models.is_ready(state.name):
                 logger.error("model %r did not load: %s", state.name, state.reason)
         self._publish(
-            Endpoint(process.listen.target, process.server_id, self._node_id, self._zone, process.listen.metrics_url)
+            Endpoint(
+                process.listen.target,
+                process.server_id,
+                self._node_id,
+                self._zone,
+                process.listen.metrics_url,
+                process.secret,
+            )
         )
 
     def _publish(self, endpoint: Endpoint | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from serve_app.endpoint import secret_metadata
 from serve_app.errors import (
     DeadlineExceeded,
     EndpointUnavailable,
@@ -89,6 +90,7 @@ class Channel:
         settings: Message limits, reconnect backoff, keepalive.
         generation: Which generation of its pool's channels this one is of.
         certificates: For TLS; read from the files that the settings name when not given.
+        secret: What the server wants to be shown for `endpoint.ADMIN_RPCS`.
     """
 
     __slots__ = (
@@ -97,6 +99,7 @@ class Channel:
         "_channel",
         "_infer_large",
         "_repeatable",
+        "_secret",
         "_state",
         "_stub",
         "generation",
@@ -110,8 +113,10 @@ class Channel:
         *,
         generation: int = 0,
         certificates: Certificates | None = None,
+        secret: str = "",
     ) -> None:
         self._address = address
+        self._secret = secret
         self._channel = open_channel(address, settings, certificates)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._stub.ModelInfer = self._channel.unary_unary(
@@ -186,7 +191,12 @@ class Channel:
         if isinstance(message, LargeMessage):
             call = self._infer_large(_serialized(message), timeout=timeout_s, wait_for_ready=wait_for_ready)
         else:
-            call = getattr(self._stub, rpc_name)(message, timeout=timeout_s, wait_for_ready=wait_for_ready)
+            call = getattr(self._stub, rpc_name)(
+                message,
+                timeout=timeout_s,
+                wait_for_ready=wait_for_ready,
+                metadata=secret_metadata(self._secret, rpc_name),
+            )
         if is_repeatable:
             self._repeatable.add(call)
         try:

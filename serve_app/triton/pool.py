@@ -144,6 +144,7 @@ class ChannelPool:
                 self._settings,
                 generation=generation,
                 certificates=None if self._files is None else self._files.certificates,
+                secret=self.endpoint.secret,
             )
             for _ in range(self._settings.num_channels)
         ]

@@ -17,6 +17,7 @@ import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_http_aio
 from tritonclient.utils import InferenceServerException
 
+from serve_app.endpoint import secret_metadata
 from tests.support import sample_inputs
 from tests.support.stack import Stack
 from tests.support.triton_server import IDENTITY_PY
@@ -102,10 +103,11 @@ def test_settings_reach_every_server(stack: Stack, client: Any) -> None:
     try:
         client.update_trace_settings(settings={"trace_rate": "500"})
         client.update_log_settings({"log_verbose_level": 0, "log_format": "ISO8601"})
-        for address in addresses(stack):
-            with triton_grpc.InferenceServerClient(address) as direct:
-                assert list(direct.get_trace_settings().settings["trace_rate"].value) == ["500"]
-                assert direct.get_log_settings().settings["log_format"].string_param == "ISO8601"
+        for server in stack.model_server_statistics()["router"].endpoints:
+            headers = dict(secret_metadata(server.endpoint.secret, "TraceSetting") or ())
+            with triton_grpc.InferenceServerClient(server.endpoint.address) as direct:
+                assert list(direct.get_trace_settings(headers=headers).settings["trace_rate"].value) == ["500"]
+                assert direct.get_log_settings(headers=headers).settings["log_format"].string_param == "ISO8601"
         assert "500" in json.dumps(client.get_trace_settings("identity", **as_json(client)))
         assert "ISO8601" in json.dumps(client.get_log_settings(**as_json(client)))
     finally:

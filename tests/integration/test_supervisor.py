@@ -117,14 +117,14 @@ def stubs(supervisor: TritonSupervisor) -> list[Stub]:
 async def is_model_ready(supervisor: TritonSupervisor, name: str) -> bool:
     """Asks the server itself."""
     assert supervisor.endpoint is not None
-    async with ServerProbe(supervisor.endpoint.address) as probe:
+    async with ServerProbe(supervisor.endpoint.address, secret=supervisor.endpoint.secret) as probe:
         return any(m.name == name and m.state == READY for m in await probe.models(timeout_s=5))
 
 
 async def batch_size(supervisor: TritonSupervisor, name: str) -> int:
     """A model's `max_batch_size` in force."""
     assert supervisor.endpoint is not None
-    async with ServerProbe(supervisor.endpoint.address) as probe:
+    async with ServerProbe(supervisor.endpoint.address, secret=supervisor.endpoint.secret) as probe:
         return int((await probe.model_config(name, timeout_s=5)).max_batch_size)
 
 

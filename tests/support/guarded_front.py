@@ -49,12 +49,12 @@ class GuardedFront:
 
 
 @contextlib.asynccontextmanager
-async def guarded_front(*, is_health_open: bool = True) -> AsyncIterator[GuardedFront]:
+async def guarded_front(*, is_health_open: bool = True, allow_client_shm: bool = False) -> AsyncIterator[GuardedFront]:
     """A front that knows the keys of `tests.support.keys`."""
     gate = Gate(key_store(), is_health_open=is_health_open)
     async with (
         FakeTriton(FakeModel(), FakeModel(name="other")) as fake,
-        running_plane(fake.endpoint) as (plane, _),
+        running_plane(fake.endpoint, allow_client_shm=allow_client_shm) as (plane, _),
         grpc_server(plane, gate) as address,
     ):
         yield GuardedFront(http_app(plane, LIMITS, gate=gate), address, gate, fake)

@@ -75,7 +75,13 @@ async def running_triton(
     # Unix sockets have short paths only, and pytest's temporary folders have long ones.
     state_dir = Path(options.pop("state_dir", None) or tempfile.mkdtemp(prefix="triton-test-"))
     settings = TritonServerArgs(
-        **{"model_repository": str(repository), "drain_s": 0.0, "start_timeout_s": 60.0, **(args or {})}
+        **{
+            "model_repository": str(repository),
+            "drain_s": 0.0,
+            "start_timeout_s": 60.0,
+            "restrict_admin": False,  # tests ask it directly
+            **(args or {}),
+        }
     )
     try:
         async with TritonSupervisor(settings, state_dir=state_dir, **options) as supervisor:

@@ -6,7 +6,10 @@ import os
 import time
 from pathlib import Path
 
-from serve_app.fleet.life import LifeTag, prune_logs, sweep
+import pytest
+
+from serve_app.errors import PreflightFailed
+from serve_app.fleet.life import LifeTag, make_private, prune_logs, sweep
 
 
 def stale(number: int = 0) -> LifeTag:
@@ -62,3 +65,17 @@ def test_old_logs_are_pruned(tmp_path: Path) -> None:
         os.utime(path, (now - number, now - number))
     prune_logs(tmp_path, keep=2)
     assert {path.name for path in tmp_path.iterdir()} == {f"{stale(0)}.log", f"{stale(1)}.log", f"{other}.log"}
+
+
+def test_the_folder_is_this_users_alone(tmp_path: Path) -> None:
+    """Sockets and logs lie in it; one that somebody else could have made is not used."""
+    folder = tmp_path / "a" / "state"
+    make_private(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    make_private(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    with pytest.raises(PreflightFailed, match="not a folder of this user"):
+        make_private(link)

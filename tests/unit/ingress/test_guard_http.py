@@ -226,3 +226,26 @@ async def test_the_gate_counts(front: GuardedFront) -> None:
     assert front.gate.statistics() == {"num_allowed": 1, "num_unauthenticated": 1, "num_forbidden": 1}
     assert "1 allowed, 1 without a key, 1 forbidden" in repr(front.gate)
     assert not any(secret in repr(front.gate) + repr(key_store()) for secret in SECRETS)
+
+
+async def test_a_region_in_a_request_needs_the_scope_too() -> None:
+    """Regions are everybody's: without it a key that runs models would read and write what another has registered."""
+    region = {"shared_memory_region": "theirs", "shared_memory_byte_size": 8}
+    tensor = {"name": "INPUT0", "shape": [1, 2], "datatype": "FP32"}
+    plain = orjson.loads(BODY)["inputs"]
+    documents = [
+        {"inputs": [{**tensor, "parameters": region}]},
+        {"inputs": plain, "outputs": [{"name": "OUTPUT0", "parameters": region}]},
+    ]
+    async with guarded_front(allow_client_shm=True) as front:
+        for document in documents:
+            for key, is_refused in (("runner", True), ("mapper", False)):
+                answer = await request(
+                    front.app,
+                    "POST",
+                    "/v2/models/identity/infer",
+                    orjson.dumps(document),
+                    {"x-api-key": key_of(key)},
+                )
+                assert ("lacks the scope 'shared_memory'" in answer.json.get("error", "")) == is_refused
+                assert (answer.status == 403) == is_refused
