@@ -1,8 +1,8 @@
 """Throws broken requests at the decoders: `python -m benchmarks.fuzz_codecs --inputs 200000 --seed 1`.
 
 Whatever comes in, a decoder answers with a request or with one of our errors, keeps nothing afterwards, and has not
-allocated more than twice the input's size when it refuses (beside a constant; JSON is counted apart, since parsing it
-makes Python objects).
+allocated more than twice the input's size when it refuses, beside a constant. `benchmarks.large_json` asks the same of
+large JSON, where the constant does not hide it.
 """
 
 from __future__ import annotations

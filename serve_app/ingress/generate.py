@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator
 from enum import Enum
+from functools import partial
 
 import orjson
 from starlette.datastructures import Headers
@@ -18,7 +19,9 @@ from serve_app.errors import InvalidRequest, ServeAppError
 from serve_app.ingress.body import read_body, timeout_of
 from serve_app.ingress.control_routes import model_of
 from serve_app.ingress.http_errors import error_response, error_text
+from serve_app.ingress.large_json import LargeJsonDecoder
 from serve_app.protocol.flat_json import decode_generate_request, encode_generate_response
+from serve_app.protocol.large_json import is_large
 from serve_app.protocol.messages import InferRequest
 from serve_app.settings import LimitSettings
 
@@ -44,12 +47,14 @@ class GenerateEndpoint:
         plane: Borrowed.
         limits: Sizes beyond which a request is refused.
         form: Which of the two.
+        decoder: Borrowed; for JSON that takes long.
     """
 
-    def __init__(self, plane: DataPlane, limits: LimitSettings, form: GenerateForm) -> None:
+    def __init__(self, plane: DataPlane, limits: LimitSettings, form: GenerateForm, decoder: LargeJsonDecoder) -> None:
         self._plane = plane
         self._limits = limits
         self._form = form
+        self._decoder = decoder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; every error becomes an answer, or an event once events have begun."""
@@ -76,7 +81,11 @@ class GenerateEndpoint:
         timeout_s = timeout_of(headers)
         body = await read_body(headers, receive, max_bytes=self._limits.max_json_bytes)
         spec = await self._plane.model_spec(name, version)
-        request = decode_generate_request(body, spec, model_version=version)
+        decode = partial(decode_generate_request, body, spec, model_version=version)
+        if is_large(len(body)):
+            request = await self._decoder.run(decode)
+        else:
+            request = decode()
         return request, timeout_s
 
     async def _answer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -21,6 +22,7 @@ from serve_app.ingress.body import (
 from serve_app.ingress.control_routes import control_routes, model_of
 from serve_app.ingress.generate import GenerateEndpoint, GenerateForm
 from serve_app.ingress.http_errors import error_response
+from serve_app.ingress.large_json import LargeJsonDecoder
 from serve_app.ingress.memory import give_back
 from serve_app.ingress.piecemeal import PIECE_BYTES, PiecemealResponse
 from serve_app.protocol.binary import (
@@ -30,6 +32,7 @@ from serve_app.protocol.binary import (
     encode_infer_response,
     parse_header_length,
 )
+from serve_app.protocol.large_json import is_large
 from serve_app.settings import LimitSettings
 
 logger = logging.getLogger(__name__)
@@ -44,11 +47,13 @@ class InferEndpoint:
     Args:
         plane: Borrowed.
         limits: Sizes beyond which a request is refused.
+        decoder: Borrowed; for JSON that takes long.
     """
 
-    def __init__(self, plane: DataPlane, limits: LimitSettings) -> None:
+    def __init__(self, plane: DataPlane, limits: LimitSettings, decoder: LargeJsonDecoder) -> None:
         self._plane = plane
         self._limits = limits
+        self._decoder = decoder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; every error becomes an answer too."""
@@ -70,7 +75,8 @@ class InferEndpoint:
         header_length = parse_header_length(headers.get(HEADER_LENGTH))
         body = await read_buffer(headers, receive, max_bytes=self._limits.max_request_bytes)
         spec = await self._plane.model_spec(name, version, timeout_s=timeout_s)
-        decoded = decode_infer_request(
+        decode = partial(
+            decode_infer_request,
             body,
             model_name=name,
             model_version=version,
@@ -78,10 +84,14 @@ class InferEndpoint:
             limits=self._limits,
             spec=spec,
         )
+        if is_large(len(body) if header_length is None else header_length):
+            decoded = await self._decoder.run(decode)
+        else:
+            decoded = decode()
         plan = decoded.wants_binary
         plan.check(decoded.request, spec)
         answer = await self._plane.infer(decoded.request, timeout_s=timeout_s)
-        del body, decoded  # large ones make room for their answer
+        del body, decode, decoded  # large ones make room for their answer
         await give_back(answer.size_bytes)
         return await _infer_response(encode_infer_response(answer, plan), accepted_encoding(headers))
 
@@ -99,10 +109,11 @@ async def _infer_response(encoded: EncodedBody, encoding: str | None) -> Respons
 
 def v2_routes(plane: DataPlane, limits: LimitSettings) -> list[Route]:
     """All V2 routes, the hot one first."""
-    infer: ASGIApp = InferEndpoint(plane, limits)
+    decoder = LargeJsonDecoder()
+    infer: ASGIApp = InferEndpoint(plane, limits, decoder)
     model_paths = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
     routes = [Route(f"{path}/infer", infer, methods=["POST"]) for path in model_paths]
     for form in GenerateForm:
-        generate: ASGIApp = GenerateEndpoint(plane, limits, form)
+        generate: ASGIApp = GenerateEndpoint(plane, limits, form, decoder)
         routes += [Route(f"{path}/{form.value}", generate, methods=["POST"]) for path in model_paths]
     return routes + control_routes(plane, limits)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from serve_app.errors import BackendFailed, InvalidRequest, RequestTooLarge, TensorShapeMismatch, Unsupported
 from serve_app.protocol.datatypes import DATATYPES
 from serve_app.protocol.json_codec import parse_json, request_of, response_head, write_json
+from serve_app.protocol.large_json import is_large
+from serve_app.protocol.large_request import large_request_of
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec, TensorSpec
 from serve_app.protocol.output_plan import BINARY_ONLY, OutputPlan
 from serve_app.protocol.tensor import Buffer, Tensor
@@ -87,6 +89,10 @@ def parse_header_length(value: str | None) -> int | None:
     return int(text)
 
 
+def _go_on() -> None:
+    """Nothing ends the work."""
+
+
 def decode_infer_request(
     body: bytes | memoryview,
     *,
@@ -95,6 +101,7 @@ def decode_infer_request(
     header_length: int | None,
     limits: LimitSettings,
     spec: ModelSpec | None = None,
+    on_piece: Callable[[], None] = _go_on,
 ) -> DecodedRequest:
     """The request in an HTTP body.
 
@@ -108,7 +115,9 @@ def decode_infer_request(
         header_length: Length of the JSON in bytes; `None`: the body is all JSON; 0: a raw binary request, whose body
             is the data of the model's only input.
         limits: Sizes beyond which the request is refused.
-        spec: The model; only raw binary requests need it.
+        spec: The model. Raw binary requests need it; large JSON may be compared with it before it is made tensors.
+        on_piece: Called before each piece of JSON that is read in pieces (`large_json.is_large`); what it raises ends
+            the work.
 
     Raises:
         InvalidRequest: Anything in the body is not as V2 wants it; the subclasses `TensorShapeMismatch` and
@@ -128,6 +137,18 @@ def decode_infer_request(
     if header_length > limits.max_json_bytes:
         raise RequestTooLarge("JSON of the request", header_length, limits.max_json_bytes)
     view = memoryview(body)
+    if is_large(header_length):
+        return DecodedRequest(
+            *large_request_of(
+                view[:header_length],
+                view[header_length:],
+                model_name=model_name,
+                model_version=model_version,
+                limits=limits,
+                spec=spec,
+                on_piece=on_piece,
+            )
+        )
     document = parse_json(view[:header_length], field="body")
     request, plan = request_of(
         document, view[header_length:], model_name=model_name, model_version=model_version, limits=limits

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
-from serve_app.errors import InvalidRequest, TensorShapeMismatch
+from serve_app.errors import InvalidRequest, ServeAppError, TensorShapeMismatch
 from serve_app.protocol.datatypes import DATATYPES
 from serve_app.protocol.json_codec import parse_json
-from serve_app.protocol.json_tensor import json_values, non_finite_fragment, pack_json
+from serve_app.protocol.json_scan import CutPlace
+from serve_app.protocol.json_tensor import check_has_json, json_values, non_finite_fragment, pack_json
+from serve_app.protocol.large_json import LongValue, is_large
+from serve_app.protocol.large_request import cut_json
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec, Parameters, TensorSpec
 from serve_app.protocol.parameters import RESERVED_PREFIX, check_request_parameters, json_type
 from serve_app.protocol.tensor import Tensor
 
 
-def decode_generate_request(body: bytes, spec: ModelSpec, *, model_version: str = "") -> InferRequest:
+def _go_on() -> None:
+    """Nothing ends the work."""
+
+
+def decode_generate_request(
+    body: bytes, spec: ModelSpec, *, model_version: str = "", on_piece: Callable[[], None] = _go_on
+) -> InferRequest:
     """The request in the body of `generate` or `generate_stream`.
 
     A member that is named like an input is that input: one value or a flat array. `id` is the request's id, and every
@@ -28,13 +38,34 @@ def decode_generate_request(body: bytes, spec: ModelSpec, *, model_version: str 
         body: JSON, unpacked.
         spec: The model, whose inputs give names, datatypes and shapes.
         model_version: As asked for in the path.
+        on_piece: Called before each piece of a body that is read in pieces (`large_json.is_large`); what it raises
+            ends the work.
 
     Raises:
         InvalidRequest: No JSON object, an `id` that is no string, or an invalid parameter.
         TensorDatatypeMismatch: A value does not fit its input's datatype.
         TensorShapeMismatch: The number of values does not fit the input's shape.
+        RequestTooLarge: A large body with too much beside its inputs; those in `parameters` are beside them.
     """
-    document = parse_json(body, field="body")
+    if not is_large(len(body)):
+        return _request_of(parse_json(body, field="body"), spec, model_version)
+    large, document = cut_json(memoryview(body), CutPlace.MEMBER, on_piece)
+    try:
+        for key, token in document.items():
+            value = large.value_of(token)
+            if value is not None:
+                # No parameter is an array, whatever is in it.
+                document[key] = value if key in spec.inputs else [] if value.is_array else value.whole()
+        request = _request_of(document, spec, model_version)
+    except ServeAppError:
+        large.check()
+        raise
+    large.check()
+    large.make()
+    return request
+
+
+def _request_of(document: dict[str, Any], spec: ModelSpec, model_version: str) -> InferRequest:
     nested = document.pop("parameters", {}) if "parameters" not in spec.inputs else {}
     if type(nested) is not dict:
         raise InvalidRequest("parameters", json_type(nested), "an object")
@@ -54,9 +85,21 @@ def decode_generate_request(body: bytes, spec: ModelSpec, *, model_version: str 
 
 
 def _tensor(value: Any, expected: TensorSpec) -> Tensor:
+    if type(value) is LongValue:
+        return _large_tensor(value, expected)
     values = value if type(value) is list else [value]
     shape = shape_for(len(values), expected)
     data = pack_json(values, datatype=DATATYPES[expected.datatype], shape=(len(values),), field=expected.name)
+    return Tensor(expected.name, expected.datatype, shape, data)
+
+
+def _large_tensor(value: LongValue, expected: TensorSpec) -> Tensor:
+    datatype = DATATYPES[expected.datatype]
+    judged = value.judge(datatype=datatype, field=expected.name)  # the shape comes from the number of elements
+    shape = shape_for(judged.num_elements, expected)
+    check_has_json(datatype, expected.name)
+    judged.finish()
+    data = value.pack_flat(judged.num_elements, datatype=datatype, field=expected.name)
     return Tensor(expected.name, expected.datatype, shape, data)
 
 

@@ -9,7 +9,15 @@ import orjson
 from serve_app.errors import InvalidRequest, RequestTooLarge, TensorDatatypeMismatch, TensorShapeMismatch
 from serve_app.protocol.datatypes import DATATYPES, Datatype
 from serve_app.protocol.json_tensor import json_values, non_finite_fragment, pack_json
-from serve_app.protocol.messages import REGION, InferRequest, InferResponse, Parameters, RequestedOutput, regions_of
+from serve_app.protocol.large_json import LongValue
+from serve_app.protocol.messages import (
+    REGION,
+    InferRequest,
+    InferResponse,
+    Parameters,
+    RequestedOutput,
+    regions_of,
+)
 from serve_app.protocol.output_plan import BINARY_ONLY, JSON_ONLY, OutputPlan
 from serve_app.protocol.parameters import (
     INT64_MAX,
@@ -140,7 +148,10 @@ def tensor_of(entry: Any, part: BinaryPart, *, field: str, max_rank: int) -> Ten
     if size_bytes is None:
         if "data" not in entry:
             raise InvalidRequest(field, "neither data nor parameters.binary_data_size", "one of them")
-        data: Buffer = pack_json(entry["data"], datatype=datatype, shape=shape, field=f"{field}.data")
+        found = entry["data"]
+        if type(found) is LongValue:
+            return Tensor(name, datatype.name, shape, found.pack(datatype=datatype, shape=shape, field=f"{field}.data"))
+        data: Buffer = pack_json(found, datatype=datatype, shape=shape, field=f"{field}.data")
         return Tensor(name, datatype.name, shape, data)
     if "data" in entry:
         raise InvalidRequest(field, "both data and parameters.binary_data_size", "one of them")

@@ -76,15 +76,15 @@ class ElementPacker:
             TensorDatatypeMismatch: See `json_tensor.pack_json`.
             TensorShapeMismatch: See `json_tensor.pack_json`.
         """
-        shape = self._shape
+        shape, error, self._error = self._shape, self._error, None
         if self._is_nested and shape is not None and (not shape or self._outer_length != shape[0]):
             raise outer_nesting_error(self._outer_length, shape, self._field)
-        if self._error is not None and self._error_axis < len(self._axes):
-            raise self._error()
+        if error is not None and self._error_axis < len(self._axes):
+            raise error()
         if shape is not None and self.num_elements != math.prod(shape):
             raise count_error(self.num_elements, shape, self._field)
-        if self._error is not None:
-            raise self._error()
+        if error is not None:
+            raise error()
         if self._out is not None:
             del self._out[self._filled :]
 

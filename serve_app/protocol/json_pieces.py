@@ -20,9 +20,10 @@ _QUOTE = b'"'[0]
 _BLANK = ord("_")
 _NO_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
 _OPENERS = b"[{"
-_CLOSER_OF = {b"["[0]: b"]", b"{"[0]: b"}"}
-# How a container that is open already is opened again: with the element that is still open in it, or with one that
-# stands for those before, so that a comma too many is found.
+# How containers that are open where a piece ends are closed, the innermost one with an element that stands for those
+# to come, and how they are opened again, with one that stands for those before: so that a comma too many is found.
+_CLOSE = {b"["[0]: b"]", b"{"[0]: b"}"}
+_CLOSE_LAST = {b"["[0]: b",0]", b"{"[0]: b',"":0}'}
 _REOPEN = {b"["[0]: b"[", b"{"[0]: b'{"":'}
 _REOPEN_LAST = {b"["[0]: b"[0,", b"{"[0]: b'{"":0,'}
 _HIGH_SURROGATES = (b"\\ud8", b"\\ud9", b"\\uda", b"\\udb")
@@ -83,8 +84,9 @@ class JsonPieces:
             text, brackets, strings, position = self._next(position)
             after = _stack_after(stack, brackets) if position < self._end else b""
             opened = b"".join([_REOPEN[code] for code in stack[:-1]] + [_REOPEN_LAST[code] for code in stack[-1:]])
-            closed = b"".join([_CLOSER_OF[code] for code in reversed(after)])
+            closed = b"".join([_CLOSE_LAST[code] for code in after[-1:]] + [_CLOSE[code] for code in after[-2::-1]])
             tree = _parse(b"".join((opened, text, closed)), begun)
+            _drop_last(tree, after)
             yield Piece(tree, len(stack), len(after), strings)
             del tree
             stack = after
@@ -188,6 +190,14 @@ def _squeeze(window: bytes) -> bytes:
     tail = b" " if window[-1:].isspace() else b""
     # Not all that `split` takes for whitespace is whitespace in JSON.
     return window if b"\v" in window or b"\f" in window else head + b" ".join(window.split()) + tail
+
+
+def _drop_last(tree: Any, open_containers: bytes) -> None:
+    """Take out the element that stands for those to come; not below an object, into which nobody looks."""
+    if open_containers and b"{" not in open_containers:
+        for _ in open_containers[1:]:
+            tree = tree[-1]
+        del tree[-1]
 
 
 def _stack_after(stack: bytes, brackets: bytes) -> bytes:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import orjson
 
 from serve_app.errors import InvalidRequest, RequestTooLarge
@@ -16,7 +18,7 @@ from serve_app.protocol.json_pieces import JsonPieces
 from serve_app.protocol.json_scan import CutPlace, CutSpan, JsonScanner
 from serve_app.protocol.json_tensor import check_has_json
 from serve_app.protocol.parameters import json_type
-from serve_app.protocol.tensor import Buffer
+from serve_app.protocol.tensor import Buffer, Tensor
 
 _LARGE_ABOVE_BYTES = json_scan.WHOLE_BYTES
 
@@ -30,66 +32,115 @@ def is_large(size_bytes: int) -> bool:
     return size_bytes > _LARGE_ABOVE_BYTES
 
 
+class _Reading:
+    """What the long values of a text share: the text, and what they may allocate."""
+
+    __slots__ = ("_reserved_bytes", "_whole_bytes", "on_piece", "text")
+
+    def __init__(self, text: memoryview, on_piece: Callable[[], None]) -> None:
+        self.text, self.on_piece = text, on_piece
+        self._reserved_bytes = self._whole_bytes = 0
+
+    def reserve(self, size_bytes: int) -> bool:
+        """Whether a tensor of that size may be made while others have not been judged yet."""
+        if self._reserved_bytes + size_bytes > _EAGER_RATIO * len(self.text):
+            return False
+        self._reserved_bytes += size_bytes
+        return True
+
+    def take_whole(self, size_bytes: int) -> None:
+        """Count a value that is parsed whole.
+
+        Raises:
+            RequestTooLarge: They are too large together.
+        """
+        self._whole_bytes += size_bytes
+        if self._whole_bytes > json_scan.WHOLE_BYTES:
+            raise RequestTooLarge("JSON beside the data of the tensors", self._whole_bytes, json_scan.WHOLE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A tensor to be made when all is judged."""
+
+    datatype: Datatype
+    shape: tuple[int, ...] | None
+    field: str
+    size_bytes: int
+
+
 class LongValue:
     """A long array or string that has been cut out of a JSON text.
 
     Attributes:
         is_array: Whether it is an array; else a string.
-        is_checked: Whether all of it is known to be JSON.
     """
 
-    __slots__ = ("_json", "_span", "is_array", "is_checked")
+    __slots__ = ("_data", "_is_checked", "_plan", "_reading", "_span", "is_array")
 
-    def __init__(self, json: LargeJson, span: CutSpan) -> None:
-        self._json, self._span = json, span
-        self.is_array = json.text[span.start] == ord("[")
-        self.is_checked = False
+    def __init__(self, reading: _Reading, span: CutSpan) -> None:
+        self._reading, self._span = reading, span
+        self.is_array = reading.text[span.start] == ord("[")
+        self._is_checked = False
+        self._plan: _Plan | None = None
+        self._data = bytearray()  # of the plan
 
     @property
     def size_bytes(self) -> int:
         """Length of its text."""
         return self._span.end - self._span.start
 
+    @property
+    def is_postponed(self) -> bool:
+        """Whether its tensor is to be made by `make`."""
+        return self._plan is not None
+
     def pack(self, *, datatype: Datatype, shape: tuple[int, ...], field: str) -> Buffer:
         """What `json_tensor.pack_json` makes of the value, and its errors.
 
         Returns:
-            The tensor's bytes; a tensor that is large beside its text gets them when `LargeJson.finish` is called.
+            The tensor's bytes; a tensor that is large beside its text gets them when `make` is called.
         """
         check_has_json(datatype, field)
         if not self.is_array and shape:
             raise InvalidRequest(field, json_type(""), "an array")
         size = self._packed_bytes(datatype, math.prod(shape))
-        if self._json.reserve(size):
-            out = bytearray(size)
-            self._read(datatype, shape, field, out).finish()
-            return out
+        if self._reading.reserve(size):
+            data = bytearray(size)
+            self._read(datatype, shape, field, data).finish()
+            return data
         self._read(datatype, shape, field, None).finish()
-        return self._postpone(datatype, shape, field, size)
-
-    def pack_flat(self, num_elements: int, *, datatype: Datatype, field: str) -> Buffer:
-        """The bytes of what `judge` found right; they are there when `LargeJson.finish` has been called."""
-        return self._postpone(datatype, None, field, self._packed_bytes(datatype, num_elements))
-
-    def _packed_bytes(self, datatype: Datatype, num_elements: int) -> int:
-        """The tensor's size, for `BYTES` the most it can be: four bytes for the two quotes and the comma of each."""
-        if datatype.size_bytes is None:
-            return self.size_bytes + num_elements + 1
-        return num_elements * datatype.size_bytes
-
-    def _postpone(self, datatype: Datatype, shape: tuple[int, ...] | None, field: str, size_bytes: int) -> bytearray:
-        out = bytearray()
-
-        def make() -> None:
-            out.extend(bytes(size_bytes))
-            self._read(datatype, shape, field, out).finish()
-
-        self._json.postpone(make)
-        return out
+        self._plan = _Plan(datatype, shape, field, size)
+        return self._data
 
     def judge(self, *, datatype: Datatype, field: str) -> ElementPacker:
         """Its elements as those of a flat array of any length, or one string; for the caller to finish."""
         return self._read(datatype, None, field, None)
+
+    def pack_flat(self, num_elements: int, *, datatype: Datatype, field: str) -> Buffer:
+        """The bytes of what `judge` found right; they are there when `make` has been called."""
+        self._plan = _Plan(datatype, None, field, self._packed_bytes(datatype, num_elements))
+        return self._data
+
+    def outline(self, tensor: Tensor) -> Tensor:
+        """The tensor if it is not this value's, else one as large as this one will be, whatever is in it."""
+        if self._plan is None or tensor.data is not self._data:
+            return tensor
+        zeros = np.broadcast_to(np.zeros(1, np.uint8), (self._plan.size_bytes,))  # one byte, over and over
+        return replace(tensor, data=memoryview(zeros))  # type: ignore[arg-type]  # stubs lack __buffer__
+
+    @property
+    def has_outline(self) -> bool:
+        """Whether `outline` can show its tensor: the inside of `BYTES` would be looked at."""
+        return self._plan is not None and self._plan.datatype.size_bytes is not None
+
+    def make(self) -> None:
+        """Make the tensor that was postponed, if it was."""
+        plan = self._plan
+        if plan is not None:
+            self._data += b"\0"
+            self._data *= plan.size_bytes
+            self._read(plan.datatype, plan.shape, plan.field, self._data).finish()
 
     def whole(self) -> Any:
         """The value parsed whole, for where no long one belongs.
@@ -98,9 +149,9 @@ class LongValue:
             InvalidRequest: It is not JSON.
             RequestTooLarge: It is too large for that.
         """
-        self._json.take_whole(self.size_bytes)
+        self._reading.take_whole(self.size_bytes)
         self.check()
-        return orjson.loads(self._json.text[self._span.start : self._span.end])
+        return orjson.loads(self._reading.text[self._span.start : self._span.end])
 
     def check(self) -> None:
         """Check that it is JSON.
@@ -108,14 +159,20 @@ class LongValue:
         Raises:
             InvalidRequest: It is not.
         """
-        if not self.is_checked:
+        if not self._is_checked:
             for _ in self._pieces():
                 pass
-            self.is_checked = True
+            self._is_checked = True
+
+    def _packed_bytes(self, datatype: Datatype, num_elements: int) -> int:
+        """The tensor's size, for `BYTES` the most it can be: four bytes for the two quotes and the comma of each."""
+        if datatype.size_bytes is None:
+            return self.size_bytes + num_elements + 1
+        return num_elements * datatype.size_bytes
 
     def _pieces(self) -> JsonPieces:
-        span = self._span
-        return JsonPieces(self._json.text, span.start, span.end, token=span.token, on_piece=self._json.on_piece)
+        span, reading = self._span, self._reading
+        return JsonPieces(reading.text, span.start, span.end, token=span.token, on_piece=reading.on_piece)
 
     def _read(
         self, datatype: Datatype, shape: tuple[int, ...] | None, field: str, out: bytearray | None
@@ -124,7 +181,7 @@ class LongValue:
         pieces = self._pieces()
         for piece in pieces:
             packer.take(piece, pieces)
-        self.is_checked = True
+        self._is_checked = True
         return packer
 
     def __repr__(self) -> str:
@@ -140,8 +197,6 @@ class LargeJson:
         on_piece: Called now and then while the text is read; what it raises ends the reading.
 
     Attributes:
-        text: As given.
-        on_piece: As given.
         rest: The JSON that is left, with a token for each long value.
 
     Raises:
@@ -150,37 +205,14 @@ class LargeJson:
     """
 
     def __init__(self, text: memoryview, place: CutPlace, *, on_piece: Callable[[], None]) -> None:
-        self.text, self.on_piece = text, on_piece
         scanner = JsonScanner(text, place, on_piece)
         self.rest = scanner.scan()
-        self._values = {span.token: LongValue(self, span) for span in scanner.spans}
-        self._reserved_bytes = self._whole_bytes = 0
-        self._postponed: list[Callable[[], object]] = []
+        reading = _Reading(text, on_piece)
+        self._values = {span.token: LongValue(reading, span) for span in scanner.spans}
 
     def value_of(self, found: Any) -> LongValue | None:
         """The long value that a token stands for, `None` for everything else."""
         return self._values.get(found) if type(found) is str else None
-
-    def reserve(self, size_bytes: int) -> bool:
-        """Whether a tensor of that size may be made while others have not been judged yet."""
-        if self._reserved_bytes + size_bytes > _EAGER_RATIO * len(self.text):
-            return False
-        self._reserved_bytes += size_bytes
-        return True
-
-    def postpone(self, make: Callable[[], object]) -> None:
-        """Have a tensor made by `finish`."""
-        self._postponed.append(make)
-
-    def take_whole(self, size_bytes: int) -> None:
-        """Count a value that is parsed whole.
-
-        Raises:
-            RequestTooLarge: They are too large together.
-        """
-        self._whole_bytes += size_bytes
-        if self._whole_bytes > json_scan.WHOLE_BYTES:
-            raise RequestTooLarge("JSON beside the data of the tensors", self._whole_bytes, json_scan.WHOLE_BYTES)
 
     def check(self) -> None:
         """Check the long values that nobody has read: what is no JSON is refused for that, whatever else is wrong.
@@ -191,15 +223,20 @@ class LargeJson:
         for value in self._values.values():
             value.check()
 
-    def finish(self) -> None:
-        """Check the rest, and make the tensors that were postponed.
+    def outlines(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+        """Tensors as large as these will be, where some have been postponed and all of those can be shown."""
+        postponed = [value for value in self._values.values() if value.is_postponed]
+        if not postponed or not all(value.has_outline for value in postponed):
+            return None
+        shown = list(tensors)
+        for value in postponed:
+            shown = [value.outline(tensor) for tensor in shown]
+        return shown
 
-        Raises:
-            InvalidRequest: A long value that nobody has read is not JSON.
-        """
-        self.check()
-        for make in self._postponed:
-            make()
+    def make(self) -> None:
+        """Make the tensors that were postponed."""
+        for value in self._values.values():
+            value.make()
 
     def __repr__(self) -> str:
-        return f"<LargeJson {len(self.text)} bytes, {len(self._values)} long values, {len(self.rest)} bytes beside>"
+        return f"<LargeJson {len(self._values)} long values, {len(self.rest)} bytes beside>"

@@ -62,7 +62,7 @@ def test_a_body_above_the_limit_is_refused_for_nothing() -> None:
 
 @pytest.mark.parametrize("part", ["1", "1.5", "[]", "{}", "[1]", '"ab"'])
 def test_refused_json_costs_a_bounded_multiple(part: str) -> None:
-    """Parsing makes Python objects of every value before any of them can be judged; `max_json_bytes` is the bound."""
+    """Parsing small JSON makes Python objects of every value before any is judged; large JSON is read in pieces."""
     body = f'{{"inputs":[{{"name":"FP32","datatype":"FP32","shape":[1,5],"data":[{part}{f",{part}" * 50_000}]}}]}}'
     assert refusal_cost(body.encode(), limits=LIMITS) < 40 * len(body)
 
