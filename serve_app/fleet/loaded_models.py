@@ -13,6 +13,9 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import json_format
 
 from serve_app.clock import Clock
 from serve_app.errors import ServeAppError
@@ -192,6 +195,7 @@ class LoadedModels:
         logger.warning("a python stub of model %r died; loading the model again", name)
         was_ready = {state.name for state in self.states if state.state == READY}
         try:
+            configs = await self._configs(was_ready | {name})
             await self._probe.unload(name, timeout_s=CALL_TIMEOUT_S)
             self._end_later(others)
             if decision.backoff_s is None:
@@ -199,16 +203,38 @@ class LoadedModels:
                 logger.error("model %r stays unloaded: %s", name, self.given_up[name])
                 return
             await asyncio.sleep(decision.backoff_s)
-            await self._probe.load(name, config=self._config_of(name), timeout_s=self._load_timeout_s)
+            await self._load_again(name, configs.get(name))
             await self._refresh()
             for other in was_ready - {name}:  # Ensembles are unloaded with a model that they are made of.
                 if not self.is_ready(other):
-                    await self._probe.load(other, config=self._config_of(other), timeout_s=self._load_timeout_s)
+                    await self._load_again(other, configs.get(other))
             await self._refresh()
         except ServeAppError as problem:
             raise _HealFailed(name, str(problem)) from problem
         self._healings[name] = _Healing(decision.state, self._clock.now())
         self.num_healed += 1
+
+    async def _configs(self, names: Iterable[str]) -> dict[str, Any]:
+        """The configs in force."""
+        configs = {}
+        for name in names:
+            with contextlib.suppress(ServeAppError):  # Unloaded meanwhile.
+                configs[name] = await self._probe.model_config(name, timeout_s=CALL_TIMEOUT_S)
+        return configs
+
+    async def _load_again(self, name: str, before: Any) -> None:
+        """Load a model with the config that was in force, which a client may have given it past its supervisor.
+
+        Only where the repository's config differs: a model that is loaded with a config of its own no longer follows
+        the repository's. Errors as in `ServerProbe.load`.
+        """
+        own = self._config_of(name)
+        await self._probe.load(name, config=own, timeout_s=self._load_timeout_s)
+        if own is not None or before is None:
+            return
+        if await self._probe.model_config(name, timeout_s=CALL_TIMEOUT_S) != before:
+            config = json_format.MessageToJson(before, preserving_proto_field_name=True)
+            await self._probe.load(name, config=config, timeout_s=self._load_timeout_s)
 
     def _end_later(self, stubs: Iterable[Stub]) -> None:
         """Have the stubs of a version that Triton will never finish unloading end after a grace period."""

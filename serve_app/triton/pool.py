@@ -138,17 +138,17 @@ class ChannelPool:
             self._renew(self._assignment.generation + 1)
 
     def _renew(self, generation: int) -> None:
-        channels = [
-            Channel(
-                self.endpoint.address,
-                self._settings,
-                generation=generation,
-                certificates=None if self._files is None else self._files.certificates,
-                secret=self.endpoint.secret,
-            )
-            for _ in range(self._settings.num_channels)
-        ]
+        channels = [self._new_channel(generation) for _ in range(self._settings.num_channels)]
         self._close_all(self._assignment.replace_channels(channels))
+
+    def _new_channel(self, generation: int) -> Channel:
+        return Channel(
+            self.endpoint.address,
+            self._settings,
+            generation=generation,
+            certificates=None if self._files is None else self._files.certificates,
+            secret=self.endpoint.secret,
+        )
 
     def _close_all(self, channels: list[Channel]) -> None:
         for channel in channels:
@@ -367,7 +367,7 @@ class ChannelPool:
         Raises:
             EndpointUnavailable: It is not, or there was no answer within the budget.
         """
-        channel = Channel(self.endpoint.address, self._settings)
+        channel = self._new_channel(self._assignment.generation)
         try:
             await channel.ping(timeout_s=timeout_s)
         finally:

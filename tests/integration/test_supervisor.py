@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from typing import Any
 
 import psutil
 import pytest
+from google.protobuf import json_format
 
 from serve_app.endpoint import Endpoint
 from serve_app.errors import (
@@ -114,6 +116,17 @@ def stubs(supervisor: TritonSupervisor) -> list[Stub]:
     return find_stubs(supervisor.statistics()["pid"])
 
 
+def supervised_stubs(supervisor: TritonSupervisor) -> set[int]:
+    """The living stubs, all of which the supervisor must know to notice the end of one."""
+    living = {stub.pid for stub in stubs(supervisor)}
+    return living if supervisor.statistics()["num_stubs"] == len(living) else set()
+
+
+def has_healed(supervisor: TritonSupervisor, times: int) -> bool:
+    """Whether models were loaded again so many times."""
+    return supervisor.num_healed >= times
+
+
 async def is_model_ready(supervisor: TritonSupervisor, name: str) -> bool:
     """Asks the server itself."""
     assert supervisor.endpoint is not None
@@ -197,6 +210,28 @@ async def test_a_killed_stub_is_noticed_without_a_request_and_healed(state_dir: 
         await eventually(lambda: len(stubs(supervisor)) == 3, timeout_s=6.0, what="the old stub's end")
         await asyncio.sleep(1.0)
         assert supervisor.num_healed == 1
+    assert leftovers(state_dir) == []
+
+
+async def test_a_healed_model_keeps_the_config_that_a_client_gave_it(state_dir: Path, tmp_path: Path) -> None:
+    """One that came by a load call of Triton's own, of which the supervisor knows nothing; others stay the file's."""
+    write_model(tmp_path, "given")
+    write_model(tmp_path, "plain")
+    async with supervised(settings(tmp_path), state_dir) as supervisor:
+        assert supervisor.endpoint is not None
+        async with ServerProbe(supervisor.endpoint.address, secret=supervisor.endpoint.secret) as client:
+            config = json_format.MessageToDict(
+                await client.model_config("given", timeout_s=5), preserving_proto_field_name=True
+            )
+            await client.load("given", config=json.dumps({**config, "max_batch_size": 3}), timeout_s=20)
+        await eventually(lambda: len(supervised_stubs(supervisor)) == 2, timeout_s=10.0, what="the stub's being known")
+        for name in ("given", "plain"):
+            healed = supervisor.num_healed
+            # The newest: one of the config before may be on its way out.
+            os.kill(max(stub.pid for stub in stubs(supervisor) if f"/{name}/" in stub.model_path), signal.SIGKILL)
+            await eventually(functools.partial(has_healed, supervisor, healed + 1), timeout_s=10.0, what="healing")
+        assert await batch_size(supervisor, "given") == 3
+        assert await batch_size(supervisor, "plain") == 8
     assert leftovers(state_dir) == []
 
 
@@ -438,13 +473,22 @@ async def test_a_port_taken_in_between_is_not_mistaken_for_the_server(
 
 
 async def test_a_frozen_server_is_replaced(repository: Path, state_dir: Path) -> None:
-    """A server that is alive and answers nothing is killed and started again."""
+    """A server that is alive and answers nothing leaves the registry, and is then killed and started again."""
     args = settings(repository, unresponsive_timeout_s=1.0)
-    async with supervised(args, state_dir) as supervisor:
-        os.kill(supervisor.statistics()["pid"], signal.SIGSTOP)
+    was_alive: list[bool] = []
+
+    def listen(endpoint: Endpoint | None) -> None:
+        if endpoint is None:
+            was_alive.append(psutil.Process(frozen).status() == psutil.STATUS_STOPPED)
+
+    async with supervised(args, state_dir, on_endpoint=listen) as supervisor:
+        frozen = supervisor.statistics()["pid"]
+        os.kill(frozen, signal.SIGSTOP)
         await eventually(lambda: supervisor.endpoint is None, timeout_s=4.0, what="noticing")
         await eventually(lambda: supervisor.endpoint, timeout_s=5.0, what="the next life")
         assert "no probe" in supervisor.statistics()["last_end"]
+        assert was_alive == [True]
+        frozen = supervisor.statistics()["pid"]
     assert leftovers(state_dir) == []
 
 

@@ -164,3 +164,57 @@ async def test_a_listener_that_fails_hears_of_the_endpoints_again(monkeypatch: p
     async with RegistryWatch("registry", listen):
         await wait_until(lambda: len(heard) == 2, timeout_s=5.0)
     assert heard == [(A,), (A,)]
+
+
+class MortalActor(ActorHandle):
+    """One whose calls under way end with an error when it dies."""
+
+    def __init__(self, registry: EndpointRegistry) -> None:
+        super().__init__(registry)
+        self._registry = registry
+        self.died = asyncio.Event()
+        self.watch = RemoteMethod(self._watch)
+
+    async def _watch(self, *args: Any) -> Snapshot:
+        watching, dying = asyncio.ensure_future(self._registry.watch(*args)), asyncio.ensure_future(self.died.wait())
+        await asyncio.wait([watching, dying], return_when=asyncio.FIRST_COMPLETED)
+        if self.died.is_set():
+            watching.cancel()
+            raise RayError("the actor died")
+        dying.cancel()
+        return await watching
+
+
+async def test_replicas_keep_their_servers_while_the_registry_is_away_and_comes_back_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An outage takes nothing from a replica, nor does a new life of the actor until its servers had their time."""
+    clock = ManualClock()
+    first, second = MortalActor(EndpointRegistry(clock)), MortalActor(EndpointRegistry(clock))
+    for endpoint in (A, B):
+        await first.renew.remote(endpoint, 3.0)
+    living, num_failed = [first], 0
+
+    def look_up(name: str) -> ActorHandle:
+        nonlocal num_failed
+        if not living:
+            num_failed += 1
+            raise RayError("gone")
+        return living[0]
+
+    monkeypatch.setattr(registry_module, "registry_actor", look_up)
+    monkeypatch.setattr(registry_module, "_RETRY_S", 0.0)
+    heard: list[set[Endpoint]] = []
+    async with RegistryWatch("registry", lambda endpoints: heard.append(set(endpoints))):
+        await wait_until(lambda: heard == [{A, B}], timeout_s=5.0)
+        living.clear()
+        first.died.set()
+        await wait_until(lambda: num_failed >= 5, timeout_s=5.0)
+        living.append(second)
+        await second.renew.remote(B, 3.0)
+        seen_empty = asyncio.ensure_future(second.watch.remote(None, LONG_S))
+        assert (await seen_empty).endpoints == (B,)
+        assert heard == [{A, B}]
+        clock.advance(10.0)
+        await second.renew.remote(B, 3.0)
+        await wait_until(lambda: heard == [{A, B}, {B}], timeout_s=5.0)
