@@ -113,8 +113,10 @@ class GenerateEndpoint:
 
 async def _whole(texts: AsyncGenerator[bytes, None]) -> Response:
     try:
-        first = await anext(texts, None)
-        if first is None or await anext(texts, None) is not None:
+        first, num_more = await anext(texts, None), 0
+        async for _ in texts:  # to the end: tritonserver 2.51 may itself end where quick responses are cancelled
+            num_more += 1
+        if first is None or num_more:
             got = "none" if first is None else "several"
             raise InvalidRequest("responses of the model", got, "exactly one; use generate_stream for any number")
     except Exception as error:  # noqa: BLE001  # becomes an answer

@@ -112,7 +112,10 @@ def generate_documents(draw: st.DrawFn, model: str) -> Any:
     if draw(st.booleans()):
         some = {"temperature": st.floats(0, 2), "top_p": st.floats(0, 1), "max_tokens": st.integers(1, 100)}
         document["parameters"] = draw(st.fixed_dictionaries({}, optional={**some, "details": st.booleans()}))
-    return _damaged(draw, document) if draw(st.booleans()) else document
+    document = _damaged(draw, document) if draw(st.booleans()) else document
+    if isinstance(document.get("COUNT"), (int, float, list)):  # no endless ones
+        document["COUNT"] = draw(st.integers(-1, 20))
+    return document
 
 
 def _damaged(draw: st.DrawFn, document: Document) -> Any:

@@ -44,6 +44,7 @@ ANSWER_TIMEOUT_S = 60.0
 _CHECKS = [content_type_conformance, response_headers_conformance, response_schema_conformance]
 _NAMES, _VERSIONS = ("name", "MODEL_NAME"), ("version", "MODEL_VERSION")
 _JSON = "application/json"
+_BUDGET = "x-request-timeout-seconds"
 _CONTROL = ("/load", "/unload", "/setting", "/logging")
 _HEAVY = ("/infer", "/generate", "/generate_stream")
 
@@ -80,7 +81,7 @@ def _is_text_in(case: Case, *texts: str) -> bool:
 
 
 def _has_budget(case: Case, answer: Answer) -> bool:
-    return "x-request-timeout-seconds" in {name.lower() for name in case.headers} or _is_text_in(case, "timeout")
+    return _BUDGET in {name.lower() for name in case.headers} or _is_text_in(case, "timeout")
 
 
 SERVER_ERRORS = [
@@ -295,6 +296,9 @@ class Fuzz:
                 case.path_parameters[name] = model
         if case.path.endswith(("/load", "/unload")) and _model_of(case) in MODELS:
             case.path_parameters["name"] = SPARE
+        if _model_of(case) == DECOUPLED:  # a budget that runs out cancels; see docs/protocol.md on what that can do
+            for name in [name for name in case.headers if name.lower() == _BUDGET]:
+                del case.headers[name]
         for version in _VERSIONS:
             if version in case.path_parameters and model is not None:
                 case.path_parameters[version] = "1"

@@ -56,11 +56,12 @@ async def test_a_model_that_is_not_decoupled_gives_one(front: Front) -> None:
 
 @pytest.mark.parametrize("num_responses", [0, 1, 3])
 async def test_generate_takes_exactly_one(front: Front, num_responses: int) -> None:
-    """400 for none and for several, which also stops the model's work; no events for none."""
+    """400 for none and for several, which are read to the end and not cancelled; no events for none."""
     front.fake.models["repeat"].num_responses = num_responses
     answer = await post(front, f"{REPEAT}/generate", {"INPUT0": 1})
     assert answer.status == (200 if num_responses == 1 else 400)
     assert num_responses == 1 or "generate_stream" in answer.json["error"]
+    assert front.plane.statistics().num_cancelled == 0
     assert len(events(await post(front, f"{REPEAT}/generate_stream", {"INPUT0": 1}))) == num_responses
 
 
