@@ -88,7 +88,7 @@ class InferResponse:
     @property
     def size_bytes(self) -> int:
         """Bytes of tensor data in all outputs."""
-        return sum(tensor.size_bytes for tensor in self.outputs)
+        return sum([tensor.size_bytes for tensor in self.outputs])
 
     def with_id(self, request_id: str) -> InferResponse:
         """The same response under another request id; tensors are shared, not copied."""

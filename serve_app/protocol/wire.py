@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 
 from serve_app.protocol.tensor import Buffer
 
-LARGE_BYTES = 256 * 1024
+LARGE_BYTES = 64 * 1024
 """Messages from this size on go this way; for smaller ones protobuf's copies cost less than what is done here."""
 
 RAW_INPUT_FIELD = service_pb2.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
@@ -35,14 +35,19 @@ class LargeMessage:
         head: The message without its raw contents.
         field: Number of the field of raw contents.
         contents: The raw contents; borrowed.
+
+    Attributes:
+        head: As given; may be changed until it is serialized.
+        size_bytes: Bytes of the raw contents.
     """
 
-    __slots__ = ("_contents", "_field", "head")
+    __slots__ = ("_contents", "_field", "head", "size_bytes")
 
     def __init__(self, head: Any, field: int, contents: Sequence[Buffer]) -> None:
         self.head = head
         self._field = field
         self._contents = contents
+        self.size_bytes = sum([data.nbytes if isinstance(data, memoryview) else len(data) for data in contents])
 
     def SerializeToString(self) -> bytes:  # noqa: N802  # protobuf's name
         """The message in its wire form: the one copy of its contents."""
@@ -54,8 +59,7 @@ class LargeMessage:
         return b"".join(parts)
 
     def __repr__(self) -> str:
-        sizes = [data.nbytes if isinstance(data, memoryview) else len(data) for data in self._contents]
-        return f"<LargeMessage {type(self.head).__name__} with raw contents of {sizes} bytes>"
+        return f"<LargeMessage {type(self.head).__name__} with {self.size_bytes} bytes of raw contents>"
 
 
 def read_infer_request(data: bytes) -> Any:

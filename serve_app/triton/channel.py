@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from enum import Enum
+from operator import methodcaller
 from typing import Any
 
 import grpc
@@ -29,6 +30,9 @@ from serve_app.triton.tls import Certificates, read_certificates
 KEEPALIVE_TIMEOUT_S = 20.0
 """How long a ping may stay unanswered; grpc's own default."""
 
+
+STREAM_ABOVE_BYTES = 8 * 1024 * 1024
+"""Requests from this size on are written to their call, which costs a little more than handing them to it."""
 
 _MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -121,7 +125,7 @@ class Channel:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._stub.ModelInfer = self._channel.unary_unary(
             _MODEL_INFER,
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            request_serializer=methodcaller("SerializeToString"),  # of a `LargeMessage` too
             response_deserializer=read_infer_response,
         )
         # On the wire the same call. A unary one keeps its request twice until the response is there; one that is
@@ -188,7 +192,7 @@ class Channel:
         """
         if self.is_closed():
             raise PoolClosed(repr(self))
-        if isinstance(message, LargeMessage):
+        if isinstance(message, LargeMessage) and message.size_bytes >= STREAM_ABOVE_BYTES:
             call = self._infer_large(_serialized(message), timeout=timeout_s, wait_for_ready=wait_for_ready)
         else:
             call = getattr(self._stub, rpc_name)(
