@@ -25,10 +25,11 @@ from serve_app.ingress.grpc_errors import grpc_status_of
 from serve_app.ingress.grpc_servicer import GrpcServicer, add_inference_service
 from serve_app.ingress.http_app import http_app
 from serve_app.ingress.http_errors import error_text
-from serve_app.settings import LimitSettings, process_environment
+from serve_app.settings import LimitSettings, ModelSettings, process_environment
 from tests.support.front import running_plane
 from tests.support.waiting import wait_until
 
+_MESSAGE_LIMIT = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
 ROOT = Path(__file__).parents[2]
 
 
@@ -64,16 +65,21 @@ class FrontProcess:
 
 
 @contextlib.contextmanager
-def running_front_process(triton: str, *, max_request_bytes: int | None = None) -> Iterator[FrontProcess]:
+def running_front_process(
+    triton: str, *, max_request_bytes: int | None = None, max_message_bytes: int | None = None
+) -> Iterator[FrontProcess]:
     """A front before the Triton at this gRPC address, with the memory settings of `cluster/serve.env`.
 
     Args:
         triton: Its gRPC target.
         max_request_bytes: The limit of that name; the default when not given.
+        max_message_bytes: Ray Serve's limit of a gRPC message; that of `cluster/serve.env` when not given.
     """
     environ = process_environment()
     settings = load_serve_env(ROOT / "cluster" / "serve.env", {})
-    environ.update({name: value for name, value in settings.items() if not name.startswith("RAY")})
+    environ.update({name: value for name, value in settings.items() if name.startswith(("MALLOC_", _MESSAGE_LIMIT))})
+    if max_message_bytes:
+        environ[_MESSAGE_LIMIT] = str(max_message_bytes)
     limit = [str(max_request_bytes)] if max_request_bytes else []
     with subprocess.Popen(
         [sys.executable, "-m", "tests.support.front_process", triton, *limit],
@@ -103,7 +109,8 @@ class _Servicer(GrpcServicer):
 
 
 async def _serve(address: str, limits: LimitSettings) -> None:
-    async with running_plane(Endpoint.static(address), limits=limits) as (plane, _):
+    patient = ModelSettings(timeout_s=300.0)  # gRPC calls bring no budget, and the machine may be a busy one
+    async with running_plane(Endpoint.static(address), limits=limits, settings=patient) as (plane, _):
         servicer = _Servicer(plane)
 
         def handler_factory(*, service_method: str, streaming_type: Any) -> Any:

@@ -19,11 +19,14 @@ from serve_app.ingress.body import (
     pack,
     pack_body,
     read_body,
+    read_buffer,
     timeout_of,
     unpack,
 )
 from serve_app.ingress.middleware import KeepBudget
 from tests.support.asgi import request
+
+MIB = 1024 * 1024
 
 
 class Client:
@@ -159,3 +162,29 @@ async def test_the_middleware_takes_the_budget_past_serve() -> None:
     headers = {"x-a": "1", "X-Request-Timeout-Seconds": "0.3", "x-b": "2"}
     await request(KeepBudget(app), "POST", "/v2", headers=headers)
     assert Headers(scope=seen[0]) == Headers({"x-a": "1", "x-serve-app-budget-seconds": "0.3", "x-b": "2"})
+
+
+@pytest.mark.parametrize("declared", [{}, {"content-length": f"{3 * MIB}"}, {"content-length": "7"}])
+async def test_a_large_body_is_gathered_in_one_buffer(declared: dict[str, str]) -> None:
+    """Whatever length was declared, every byte is in its place."""
+    body = bytes(range(256)) * (3 * MIB // 256)
+    client = Client([body[start : start + 65_000] for start in range(0, len(body), 65_000)])
+    gathered = await read_buffer(Headers(declared), client.receive, max_bytes=len(body))
+    assert isinstance(gathered, memoryview)
+    assert gathered == body
+
+
+@given(
+    parts=st.lists(st.tuples(st.binary(min_size=1, max_size=40), st.integers(1, 20_000)), max_size=4),
+    encoding=st.sampled_from(["gzip", "deflate"]),
+)
+def test_what_is_unpacked_in_steps_is_whole(parts: list[tuple[bytes, int]], encoding: str) -> None:
+    """However well it was packed, and exactly up to the limit."""
+    body = b"".join(part * count for part, count in parts)
+    packed = pack(body, encoding=encoding)
+    assert unpack(packed, encoding=encoding, max_bytes=max(len(body), 1)) == body
+    if len(body) > 1:
+        with pytest.raises(RequestTooLarge):
+            unpack(packed, encoding=encoding, max_bytes=len(body) - 1)
+    with pytest.raises(InvalidRequest):
+        unpack(packed[:-1], encoding=encoding, max_bytes=len(body) + 1)
