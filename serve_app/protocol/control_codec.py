@@ -165,7 +165,8 @@ def decode_log_settings(body: bytes) -> Any:
         if name in _LOG_SETTINGS:
             kind, field = _LOG_SETTINGS[name]
             if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= _MAX_UINT32):
-                raise InvalidRequest(repr(name), _kind(value), f"a value of type {kind.__name__}")
+                expected = {bool: "true or false", int: f"an integer from 0 to {_MAX_UINT32}", str: "a string"}[kind]
+                raise InvalidRequest(repr(name), str(value) if type(value) is int else _kind(value), expected)
             setattr(message.settings[name], field, value)
     return message
 

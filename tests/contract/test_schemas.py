@@ -20,7 +20,7 @@ from tests.support.stack import ROOT
 
 pytestmark = pytest.mark.integration
 
-NUM_REQUESTS = 200
+NUM_REQUESTS = 150
 
 
 @pytest.fixture(scope="module")
