@@ -92,6 +92,11 @@ class Membership:
         return self._available or self._connecting
 
     @property
+    def usable(self) -> list[Member]:
+        """The servers that are not ejected."""
+        return [*self._available, *self._connecting]
+
+    @property
     def num_available(self) -> int:
         """Servers that are not ejected."""
         return len(self._available) + len(self._connecting)

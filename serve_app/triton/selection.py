@@ -34,7 +34,8 @@ class Selection:
     def choose(self, call: Call, now: float) -> Member | None:
         """The server for the next try; `None` when there is none.
 
-        The first try goes to a server that is known not to have the model when all are; later ones do not.
+        The first try goes to a server that is known not to have the model when all are; later ones do not. Any goes to
+        one that is merely slow or faulty rather than to none.
         """
         if call.sequence_id:
             return self._choose_for_sequence(call, now)
@@ -42,7 +43,9 @@ class Selection:
         if call.place:
             members = [m for m in members if m.endpoint.place == call.place]
         if call.tried:
-            members = [m for m in members if m not in call.tried and not m.is_blocked(name, now=now)]
+            others = [m for m in members if m not in call.tried]
+            members = [m for m in others if not m.is_blocked(name, now=now)]
+            members = members or [m for m in others if m.is_outlier(name)]
         elif len(members) > 1 and any(m.has_blocks() for m in members):
             members = [m for m in members if not m.is_blocked(name, now=now)] or members
         if len(members) <= 1:
@@ -55,7 +58,8 @@ class Selection:
         name, members = call.model_name, self._membership.candidates
         if call.place:
             members = [m for m in members if m.endpoint.place == call.place]
-        members = [m for m in members if not m.is_healing(name, now=now) and not m.is_blocked(name, now=now)]
+        healthy = [m for m in members if not m.is_healing(name, now=now) and not m.is_blocked(name, now=now)]
+        members = healthy or [m for m in members if m.is_outlier(name)]
         return min(members, key=lambda m: m.num_in_flight) if members else None
 
     def _choose_for_sequence(self, call: Call, now: float) -> Member | None:
@@ -65,11 +69,13 @@ class Selection:
         knows; what another replica has carried goes where the hash says, and on from there when that server knows no
         such sequence.
         """
+        if not call.is_start and (keeper := self.keeper_of(call, now)) is not None:
+            return next(
+                (m for m in self._membership.usable if m.endpoint.server_id == keeper and m not in call.tried), None
+            )
         members = [m for m in self._membership.available if m not in call.tried]
         if call.place:
             members = [m for m in members if m.endpoint.place == call.place]
-        if not call.is_start and (keeper := self.keeper_of(call, now)) is not None:
-            return next((m for m in members if m.endpoint.server_id == keeper), None)
         if call.is_start:
             members = [m for m in members if not m.is_blocked(call.model_name, now=now)] or members
         if not members:

@@ -15,6 +15,9 @@ SUSPECT_AFTER_S = 0.3
 PING_TIMEOUT_S = 0.4
 """How long it has for that, over a connection of its own; a server under full load answers in milliseconds."""
 
+MAX_PINGS = 2
+"""Pings in a row that must stay unanswered: on a machine that has far too much to do, one may."""
+
 TICK_S = 0.1
 """Pause between two looks at all servers, while any call is under way."""
 
@@ -93,6 +96,7 @@ class StallWatch:
     async def _check(self, member: Member) -> None:
         """Ask a server until it has answered, is ejected, or has nothing left to do."""
         self._membership.set_suspect(member, True)
+        num_lost = 0
         try:
             while member.state is MemberState.AVAILABLE:
                 asked_at = self._clock.now()
@@ -101,9 +105,12 @@ class StallWatch:
                 except ServeAppError as error:
                     if self._clock.now() - asked_at >= PING_TIMEOUT_S + LATE_S:
                         continue
-                    if member.heard_at > asked_at or self._membership.eject_stalled(member, error):
+                    if member.heard_at > asked_at:
                         return
-                    if not member.num_out:
+                    num_lost += 1
+                    if num_lost < MAX_PINGS:
+                        continue
+                    if self._membership.eject_stalled(member, error) or not member.num_out:
                         return
                     await asyncio.sleep(LAST_PAUSE_S)
                 else:
