@@ -6,10 +6,17 @@ import asyncio
 import threading
 from collections.abc import Callable
 
+import numpy as np
+import orjson
 import pytest
 
 from serve_app.errors import InvalidRequest
+from serve_app.ingress.http_app import http_app
 from serve_app.ingress.large_json import LargeJsonDecoder
+from serve_app.protocol.large_json import is_large
+from serve_app.triton.fake import FakeModel
+from tests.support.asgi import request
+from tests.support.front import LIMITS, running_front
 from tests.support.waiting import wait_until
 
 
@@ -79,3 +86,32 @@ async def test_errors_come_out() -> None:
 
     with pytest.raises(InvalidRequest, match="this"):
         await LargeJsonDecoder().run(decode)
+
+
+async def test_large_json_over_http() -> None:
+    """By `infer` and `generate`: the model gets the numbers, the caller gets 400 for a wrong one and 413 for a name."""
+    values = np.arange(60_000, dtype=np.float32) / 8
+    head = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 60_000]}
+    async with running_front(FakeModel()) as front:
+        app = http_app(front.plane, LIMITS)
+
+        async def post(call: str, document: object) -> tuple[int, dict[str, object]]:
+            body = orjson.dumps(document)
+            assert is_large(len(body))
+            path = f"/v2/models/identity/{call}"
+            answer = await request(app, "POST", path, body, leave=asyncio.Event())
+            return answer.status, answer.json
+
+        numbers = values.tolist()
+        status, answer = await post("infer", {"inputs": [head | {"data": [numbers]}]})
+        assert status == 200
+        assert answer["outputs"] == [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 60_000], "data": numbers}]
+        status, answer = await post("generate", {"INPUT0": numbers})
+        assert (status, answer["OUTPUT0"]) == (200, numbers)
+        numbers[59_999] = True
+        status, answer = await post("infer", {"inputs": [head | {"data": [numbers]}]})
+        assert status == 400
+        assert str(answer["error"]).startswith("inputs[0].data[0][59999]: got a boolean, expected a number")
+        status, answer = await post("infer", {"inputs": [head | {"name": "x" * 300_000, "data": [[]]}]})
+        assert status == 413
+        assert "the limit is 262144 bytes" in str(answer["error"])
