@@ -88,7 +88,6 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
         servers = await asyncio.gather(*(stack.enter_async_context(running_triton(repository)) for _ in range(2)))
         endpoints = [server.endpoint for server in servers if server.endpoint is not None]
         plane, router = await stack.enter_async_context(running_plane(*endpoints))
-        # A server that joins takes its share of the sequences, those under way included.
         while not all(entry.state is MemberState.AVAILABLE for entry in router.statistics().endpoints):
             await router.repository_index(timeout_s=5.0)
         yield Pair(plane, tuple(servers))
@@ -131,6 +130,28 @@ async def test_rows_of_a_sequence_are_not_cut(pair: Pair) -> None:
     """More than Triton takes in one request are refused, since they could not stay one request."""
     with pytest.raises(RequestTooLarge):
         await pair.plane.infer(make_request("accumulate", 1, flags(9, 0, 2), rows=5))
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_replica_finds_sequences_that_it_has_not_begun(pair: Pair, model: str) -> None:
+    """Begun by one replica while there was one server, gone on by another that knows two: none begins anew."""
+    first, second = [server.endpoint for server in pair.servers]
+    assert first is not None
+    assert second is not None
+    ids = range(40, 44)
+    async with running_plane(first) as (plane, _):
+        began = {}
+        for number in ids:
+            answer = await plane.infer(make_request(model, 1, flags(number, 0, 3)))
+            began[number] = int(answer.outputs[1].to_numpy()[0, 0])
+    async with running_plane(second, first) as (plane, router):
+        while not all(entry.state is MemberState.AVAILABLE for entry in router.statistics().endpoints):
+            await router.repository_index(timeout_s=5.0)
+        for index in (1, 2):
+            for number in ids:
+                answer = await plane.infer(make_request(model, 2, flags(number, index, 3)))
+                total, process = (int(tensor.to_numpy()[0, 0]) for tensor in answer.outputs)
+                assert (total, process) == (1 + 2 * index, began[number])
 
 
 async def test_a_lost_server_ends_its_sequences_with_an_error(pair: Pair) -> None:
