@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
@@ -174,6 +174,7 @@ async def test_a_large_body_is_gathered_in_one_buffer(declared: dict[str, str]) 
     assert gathered == body
 
 
+@settings(deadline=None)
 @given(
     parts=st.lists(st.tuples(st.binary(min_size=1, max_size=40), st.integers(1, 20_000)), max_size=4),
     encoding=st.sampled_from(["gzip", "deflate"]),

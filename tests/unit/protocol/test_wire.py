@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
@@ -26,6 +26,7 @@ def request_pb(contents: list[bytes], **fields: Any) -> Any:
     return service_pb2.ModelInferRequest(model_name="m", inputs=tensors, raw_input_contents=contents, **fields)
 
 
+@settings(deadline=None)
 @given(contents=st.lists(st.binary(max_size=300), max_size=5), request_id=st.text(max_size=200))
 def test_it_reads_what_protobuf_writes(contents: list[bytes], request_id: str) -> None:
     """The same message and contents as protobuf's own, whatever their number and lengths."""
@@ -37,6 +38,7 @@ def test_it_reads_what_protobuf_writes(contents: list[bytes], request_id: str) -
     assert head == message
 
 
+@settings(deadline=None)
 @given(contents=st.lists(st.binary(max_size=300), max_size=5))
 def test_it_writes_what_protobuf_writes(contents: list[bytes]) -> None:
     """Byte for byte, from any kind of buffer."""
@@ -48,6 +50,7 @@ def test_it_writes_what_protobuf_writes(contents: list[bytes]) -> None:
     assert large.SerializeToString() == message.SerializeToString()
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=200), cut=st.integers(0, 60), extra=st.binary(max_size=20))
 def test_broken_bytes_are_judged_as_protobuf_judges_them(data: bytes, cut: int, extra: bytes) -> None:
     """Whatever protobuf refuses is refused, and what it takes means the same."""
