@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,3 +107,13 @@ def test_binary_inputs_are_views_of_the_body(request: InferRequest) -> None:
     for tensor in decoded.request.inputs if body.header_length else ():
         assert isinstance(tensor.data, memoryview)
         assert tensor.data.obj is text
+
+
+@pytest.mark.parametrize("is_json", [False, True], ids=["binary", "JSON"])
+def test_texts_of_every_kind_come_back(is_json: bool) -> None:
+    """Empty ones, NULs at the end, one of a megabyte, and in two dimensions."""
+    texts = np.array([[b"", "\u00e9\U0001f600".encode(), b"a\0b\0\0"], [b"x" * 2**20, b" ", b"\0"]], np.object_)
+    request = InferRequest("m", [Tensor.from_numpy("x", texts)], "2", "", [], {})
+    plan = OutputPlan(True, {})
+    decoded = decode(client_codec.encode_infer_request(request, plan=plan, json_inputs={"x"} if is_json else set()))
+    assert decoded.request.inputs[0].to_numpy().tolist() == texts.tolist()
