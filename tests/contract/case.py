@@ -23,6 +23,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "failed": ("500", "INTERNAL"),
     "unsupported": ("501", "UNIMPLEMENTED"),
     "unavailable": ("503", "UNAVAILABLE"),
+    "busy": ("429", "RESOURCE_EXHAUSTED"),
     "deadline": ("504", "DEADLINE_EXCEEDED"),
 }
 
@@ -43,7 +44,7 @@ class Case:
         timeout_s: Budget; 0 for none.
         ends_triton: Triton's process ends of it, so that it is not asked beside the others.
         difference: Which row of `docs/protocol.md` says why we answer otherwise than Triton; empty where we do not.
-        ours: Our kind of answer, where there is a difference.
+        ours: Our kind of answer, or kinds with `or` between them, where there is a difference.
         says: Words that our error text has.
     """
 

@@ -24,7 +24,7 @@ class Difference:
 
 def documented() -> dict[str, Difference]:
     """All rows, by `what`."""
-    text = _DOCUMENT.read_text(encoding="utf-8").partition(_HEADING)[2]
+    text = _DOCUMENT.read_text(encoding="utf-8").partition(_HEADING)[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
     return {row[0]: Difference(*row) for row in rows}
@@ -48,8 +48,9 @@ GENERATE_PACKED = "a packed body of `generate`"
 SHORTEST = "FP32 in JSON"
 LEFT_OUT = "an output asked for that the model leaves out"
 OUTPUT_ORDER = "order of the outputs asked for"
+MISFIT = "an answer with other rows, names, datatypes or shapes than the model declares"
 CLASS_ZERO = "`classification: 0`"
-VERSION = "a version that is no plain number (`01`, `-1`, `one`)"
+VERSION = "a version that is no plain number (`01`, `-1`, `one`), or of more than 18 digits"
 ENCODING_CASE = "`Content-Encoding` in capitals"
 CUT_BODY = "a compressed body that is cut"
 ESCAPES = "percent-escapes in a path"
@@ -76,6 +77,7 @@ SHOWN_ELSEWHERE: dict[str, str] = {
     "a key of shared memory that cannot be opened, `key` of another type": "tests/integration/test_shared_memory.py",
     "`shared_memory_byte_size` or `_offset` without a region, beside `data`": "tests/integration/test_shared_memory.py",
     "a shared memory region with an empty name": "tests/integration/test_shared_memory.py",
+    MISFIT: "tests/unit/triton/test_failover.py",
     QUEUE_FULL: "tests/unit/triton/test_status.py",
     CRASHED: "tests/unit/triton/test_status.py",
     STREAM_STATUS: "tests/unit/ingress/test_grpc_stream.py",

@@ -43,12 +43,12 @@ class Result:
 
     def _faults_by_way(self) -> Iterator[str]:
         for way, ours in self.ours.items():
-            expected = KINDS[self.row.ours][0 if way.startswith("http") else 1]
+            expected = [KINDS[kind][0 if way.startswith("http") else 1] for kind in self.row.ours.split(" or ")]
             theirs = self._theirs(way)
             is_broken = theirs.status in _BROKEN[0 if not self.row.difference else 1 :]
             if ours.status in _BROKEN or is_broken:
                 yield f"{self.row.name}, {way}: nothing to compare: ours {brief(ours)}, Triton's {brief(theirs)}"
-            elif self._differs(way) and not (self.row.difference and ours.status == expected):
+            elif self._differs(way) and not (self.row.difference and ours.status in expected):
                 yield f"{self.row.name}, {way}: ours {brief(ours)}, Triton's {brief(theirs)}"
             elif not ours.is_ok:
                 if "\n" in ours.text or "Traceback" in ours.text or not ours.text:

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import psutil
 import uvicorn
-from tritonclient.grpc import service_pb2_grpc
 
-from serve_app.dataplane import DataPlane
 from serve_app.fleet.supervisor import TritonSupervisor
-from serve_app.ingress.grpc_servicer import GrpcServicer
 from serve_app.ingress.http_app import http_app
 from serve_app.protocol.arrays import request_of_arrays
 from serve_app.protocol.messages import Arrays
 from tests.contract.asking import Server
 from tests.support.echo_models import write_echo_models
 from tests.support.front import LIMITS, running_plane
+from tests.support.grpc_front import grpc_server_of
 from tests.support.stack import ROOT
 from tests.support.triton_server import running_triton
 from tests.support.waiting import wait_until
@@ -41,17 +37,41 @@ def write_repository(folder: Path) -> None:
         shutil.copytree(ROOT / "model_repository" / name, folder / name)
 
 
-@contextlib.contextmanager
-def triton_itself(repository: Path) -> Iterator[Server]:
-    """A tritonserver, asked without us."""
-    with _loop() as loop:
-        context = running_triton(repository, args={"allow_http": True})
-        supervisor = _run(loop, context.__aenter__())
-        server = Server(http_address(supervisor), supervisor.endpoint.address)
+class Truth:
+    """A supervised tritonserver that is asked without us; when it ends it comes again, at other addresses.
+
+    Args:
+        supervisor: Running.
+    """
+
+    def __init__(self, supervisor: TritonSupervisor) -> None:
+        self._supervisor = supervisor
+
+    @property
+    def num_ready(self) -> int:
+        """How many times it was started, once it is ready; 0 while it is not."""
+        return int(self._supervisor.statistics()["num_starts"]) if self._supervisor.endpoint is not None else 0
+
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[Server]:
+        """It, where it listens now."""
+        assert self._supervisor.endpoint is not None
+        server = Server(_http_address(self._supervisor), self._supervisor.endpoint.address)
         try:
             yield server
         finally:
             server.close()
+
+
+@contextlib.contextmanager
+def triton_itself(repository: Path) -> Iterator[Truth]:
+    """A tritonserver, asked without us."""
+    with _loop() as loop:
+        context = running_triton(repository, args={"allow_http": True})
+        supervisor = _run(loop, context.__aenter__())
+        try:
+            yield Truth(supervisor)
+        finally:
             _run(loop, context.__aexit__(None, None, None))
 
 
@@ -69,7 +89,7 @@ def front_and_triton(repository: Path) -> Iterator[tuple[Server, Server]]:
             _run(loop, context.__aexit__(None, None, None))
 
 
-def http_address(supervisor: TritonSupervisor) -> str:
+def _http_address(supervisor: TritonSupervisor) -> str:
     """Where a server's own HTTP endpoint listens."""
     line = psutil.Process(supervisor.statistics()["pid"]).cmdline()
     return "127.0.0.1:" + next(word.partition("=")[2] for word in line if word.startswith("--http-port="))
@@ -86,10 +106,7 @@ async def _front_and_triton(repository: Path, loop: asyncio.AbstractEventLoop) -
             uvicorn.Config(http_app(plane, LIMITS), port=0, log_level="error", lifespan="off", ws="none")
         )
         serving = asyncio.ensure_future(http.serve())
-        logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)  # it logs each error that it answers
-        rpcs = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Servicer(plane), rpcs)
-        port = rpcs.add_insecure_port("127.0.0.1:0")
+        rpcs, port = grpc_server_of(plane)
         await rpcs.start()
         await wait_until(lambda: http.started, timeout_s=_START_S)
         host, http_port = http.servers[0].sockets[0].getsockname()[:2]
@@ -104,18 +121,11 @@ async def _front_and_triton(repository: Path, loop: asyncio.AbstractEventLoop) -
 
         yield (
             Server(f"{host}:{http_port}", f"127.0.0.1:{port}", call),
-            Server(http_address(supervisor), endpoint.address),
+            Server(_http_address(supervisor), endpoint.address),
         )
         http.should_exit = True
         await serving
         await rpcs.stop(None)
-
-
-class _Servicer(GrpcServicer):
-    """The RPCs, called as Ray Serve calls them."""
-
-    def __init__(self, plane: DataPlane) -> None:
-        self._plane = plane
 
 
 @contextlib.contextmanager

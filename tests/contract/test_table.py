@@ -14,7 +14,7 @@ from tests.contract import matrix, servers, table
 from tests.contract.asking import Server
 from tests.contract.case import HANDLE, WAYS, Case
 from tests.contract.differences import SHOWN_ELSEWHERE, documented
-from tests.support import golden
+from tests.support import echo_models, golden
 from tests.support.stack import ROOT, Stack
 from tests.support.waiting import wait_until_sync
 
@@ -27,7 +27,7 @@ class Contract:
 
     results: dict[str, matrix.Result]
     ours: Server
-    theirs: Server
+    truth: servers.Truth
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +40,13 @@ def contract(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     added = [folder.name for folder in repository.iterdir() if not (stack.repository / folder.name).exists()]
     ours = Server(stack.http, stack.grpc, stack.client.infer)
     try:
-        with servers.triton_itself(repository) as theirs:
+        with servers.triton_itself(repository) as truth:
             for name in sorted(added, key=lambda name: name in ("ensemble", "bls")):  # these two need another one
                 shutil.copytree(repository / name, stack.repository / name)
                 ours.ask_grpc("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=name))
-            results = matrix.run(table.ROWS, ours, theirs)
-            yield Contract({result.row.name: result for result in results}, ours, theirs)
+            with truth.connect() as theirs:
+                results = matrix.run(table.ROWS, ours, theirs)
+            yield Contract({result.row.name: result for result in results}, ours, truth)
     finally:
         for name in added:
             ours.ask_grpc("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=name))
@@ -61,22 +62,10 @@ def test_answers_like_triton_or_as_documented(contract: Contract, name: str) -> 
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", [row.name for row in table.ROWS if isinstance(row, Case) and row.ends_triton])
-def test_what_ends_triton_does_not_reach_it_through_us(contract: Contract, name: str) -> None:
-    """A server that is asked directly is gone after it; ours, behind us, has answered what came since."""
-    case = next(row for row in table.ROWS if row.name == name)
-    sent = contract.results[name].row
-    assert sent is case
-    outcome = matrix.ask_as_written(contract.theirs, sent)
-    assert not outcome.is_ok
-    wait_until_sync(lambda: matrix.is_live(contract.theirs), timeout_s=60, what="the server to be started again")
-    assert matrix.is_live(contract.ours)
-
-
-@pytest.mark.integration
 def test_recorded_answers_are_what_the_server_says(contract: Contract) -> None:
     """The file that the unit tests compare with says what a server says today."""
-    now, recorded = golden.record(contract.theirs.http, contract.theirs.grpc), golden.load()
+    with contract.truth.connect() as theirs:
+        now, recorded = golden.record(theirs.http, theirs.grpc), golden.load()
     assert now.models == recorded.models
     assert now.answers.keys() == recorded.answers.keys()
     assert [name for name in now.answers if now.answers[name] != recorded.answers[name]] == []
@@ -101,3 +90,27 @@ def test_the_table_and_the_document_name_the_same_differences() -> None:
     assert used & set(SHOWN_ELSEWHERE) == set()
     assert all(difference.why and difference.here for difference in rows.values())
     assert all((ROOT / path).is_file() for path in SHOWN_ELSEWHERE.values())
+
+
+@pytest.fixture(scope="module")
+def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Truth]:
+    """A server that may end, with the one model that the cases for it ask."""
+    repository = tmp_path_factory.mktemp("lone")
+    echo_models.write_echo_models(repository)
+    for folder in repository.iterdir():
+        if folder.name != "echo1":
+            shutil.rmtree(folder)
+    with servers.triton_itself(repository) as truth:
+        yield truth
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", [row.name for row in table.ROWS if isinstance(row, Case) and row.ends_triton])
+def test_what_ends_triton_does_not_end_it_through_us(contract: Contract, lone: servers.Truth, name: str) -> None:
+    """A server that is asked directly ends; ours, behind us, has answered the whole table with this case in it."""
+    wait_until_sync(lambda: lone.num_ready > 0, timeout_s=60, what="the server")
+    num_ready = lone.num_ready
+    with lone.connect() as theirs:
+        assert not matrix.ask_as_written(theirs, contract.results[name].row).is_ok
+    wait_until_sync(lambda: lone.num_ready > num_ready, timeout_s=60, what="its next start")
+    assert matrix.is_live(contract.ours)

@@ -13,20 +13,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 import uvloop
-from ray.serve._private.grpc_util import gRPCGenericServer
 
 from serve_app.cli.serve_env import load_serve_env
 from serve_app.endpoint import Endpoint
-from serve_app.ingress.grpc_errors import grpc_status_of
-from serve_app.ingress.grpc_servicer import GrpcServicer, add_inference_service
 from serve_app.ingress.http_app import http_app
-from serve_app.ingress.http_errors import error_text
 from serve_app.settings import LimitSettings, ModelSettings, process_environment
 from tests.support.front import running_plane
+from tests.support.grpc_front import grpc_server_of
 from tests.support.waiting import wait_until
 
 _MESSAGE_LIMIT = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
@@ -103,32 +99,10 @@ def running_front_process(
                 raise
 
 
-class _Servicer(GrpcServicer):
-    def __init__(self, plane: Any) -> None:
-        self._plane = plane
-
-
 async def _serve(address: str, limits: LimitSettings) -> None:
     patient = ModelSettings(timeout_s=300.0)  # gRPC calls bring no budget, and the machine may be a busy one
     async with running_plane(Endpoint.static(address), limits=limits, settings=patient) as (plane, _):
-        servicer = _Servicer(plane)
-
-        def handler_factory(*, service_method: str, streaming_type: Any) -> Any:
-            rpc = getattr(servicer, service_method.rsplit("/", 1)[-1], None)
-
-            async def answer(request: Any, context: Any) -> bytes:  # what a replica does with a unary call
-                try:
-                    message = await rpc(request, context)  # type: ignore[misc]  # of methods that are not called
-                    return bytes(message.SerializeToString())
-                except Exception as error:
-                    await context.abort(grpc_status_of(error), error_text(error))
-                    raise
-
-            return answer
-
-        grpc_server = gRPCGenericServer(handler_factory)
-        grpc_port = grpc_server.add_insecure_port("127.0.0.1:0")
-        add_inference_service(servicer, grpc_server)
+        grpc_server, grpc_port = grpc_server_of(plane)
         await grpc_server.start()
         config = uvicorn.Config(http_app(plane, limits), port=0, log_level="error", lifespan="off", ws="none")
         http_server = uvicorn.Server(config)
