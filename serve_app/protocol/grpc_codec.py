@@ -35,7 +35,7 @@ from serve_app.protocol.parameters import (
     region_of,
 )
 from serve_app.protocol.tensor import Buffer, Region, Tensor, pack_bytes
-from serve_app.protocol.wire import LARGE_BYTES, RAW_INPUT_FIELD, RAW_OUTPUT_FIELD, LargeMessage, parse
+from serve_app.protocol.wire import LARGE_BYTES, RAW_INPUT_FIELD, RAW_OUTPUT_FIELD, LargeMessage, LargeRequest, parse
 
 # Which field of InferTensorContents carries a datatype; FP16 and BF16 have none.
 _CONTENTS: dict[str, str] = {
@@ -63,17 +63,17 @@ def decode_infer_request(message: Any) -> InferRequest:
     Triton; raw contents leave out the inputs that are there.
 
     Args:
-        message: The message, out of which protobuf copies raw contents once, or its wire form in `bytes`, which
-            tensors borrow; see `wire.read_infer_request`.
+        message: The message, out of which protobuf copies raw contents once, or a `LargeRequest`, which tensors
+            borrow; see `wire.read_infer_request`.
 
     Raises:
         InvalidRequest: No such message, mixed contents, a wrong number of raw contents, or an invalid parameter.
         TensorDatatypeMismatch: An unknown datatype, contents of another datatype, or a value out of its range.
         TensorShapeMismatch: Data that does not fill its shape, or a negative dimension.
     """
-    if isinstance(message, bytes):
+    if isinstance(message, LargeRequest):
         try:
-            pb, raw = parse(message, service_pb2.ModelInferRequest, RAW_INPUT_FIELD)
+            pb, raw = message.parse()
         except DecodeError:
             raise InvalidRequest("request", "bytes that are no such message", "a ModelInferRequest") from None
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from serve_app.protocol.tensor import Buffer
@@ -62,19 +63,60 @@ class LargeMessage:
         return f"<LargeMessage {type(self.head).__name__} with {self.size_bytes} bytes of raw contents>"
 
 
+class LargeRequest:
+    """A large `ModelInferRequest` as it came; parsed when first looked at, and pickled as it came.
+
+    Args:
+        data: Its wire form.
+    """
+
+    __slots__ = ("_parsed", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._parsed: tuple[Any, Sequence[Buffer]] | None = None
+
+    @property
+    def model_name(self) -> str:
+        """What the message's field of that name says; empty when it is no such message."""
+        try:
+            name: str = self.parse()[0].model_name
+        except DecodeError:
+            return ""
+        return name
+
+    def parse(self) -> tuple[Any, Sequence[Buffer]]:
+        """As the function of that name, once."""
+        if self._parsed is None:
+            self._parsed = parse(self.data, service_pb2.ModelInferRequest, RAW_INPUT_FIELD)
+        return self._parsed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LargeRequest, (self.data,)
+
+    def __repr__(self) -> str:
+        return f"<LargeRequest of {len(self.data)} bytes>"
+
+
 def read_infer_request(data: bytes) -> Any:
-    """How a server reads a `ModelInferRequest`: the message, or `data` itself when that is large.
+    """How a server reads a `ModelInferRequest`: the message, or a `LargeRequest` when it is large.
 
     What it gives can be pickled without being parsed; `grpc_codec.decode_infer_request` takes both.
 
     Raises:
         google.protobuf.message.DecodeError: `data` is small and no such message.
     """
-    return data if len(data) >= LARGE_BYTES else service_pb2.ModelInferRequest.FromString(data)
+    return LargeRequest(data) if len(data) >= LARGE_BYTES else service_pb2.ModelInferRequest.FromString(data)
 
 
 def read_infer_response(data: bytes) -> Any:
-    """The same for a `ModelInferResponse` and `grpc_codec.decode_infer_response`."""
+    """How a client reads a `ModelInferResponse`: the message, or `data` itself when that is large.
+
+    `grpc_codec.decode_infer_response` takes both.
+
+    Raises:
+        google.protobuf.message.DecodeError: `data` is small and no such message.
+    """
     return data if len(data) >= LARGE_BYTES else service_pb2.ModelInferResponse.FromString(data)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -70,11 +71,19 @@ def test_broken_bytes_are_judged_as_protobuf_judges_them(data: bytes, cut: int, 
 def test_contents_are_views_of_the_message() -> None:
     """Nothing of a tensor is copied on the way in."""
     data = request_pb([LARGE]).SerializeToString()
-    assert wire.read_infer_request(data) is data
-    tensor = grpc_codec.decode_infer_request(data).inputs[0]
+    message = wire.read_infer_request(data)
+    assert message.model_name == "m"
+    tensor = grpc_codec.decode_infer_request(message).inputs[0]
     assert isinstance(tensor.data, memoryview)
     assert tensor.data.obj is data
     assert tensor.data == LARGE
+
+
+def test_a_large_request_travels_by_pickle() -> None:
+    """Ray Serve's default proxy sends what it has read to a replica in that way."""
+    back = pickle.loads(pickle.dumps(wire.read_infer_request(request_pb([LARGE], id="7").SerializeToString())))
+    request = grpc_codec.decode_infer_request(back)
+    assert (back.model_name, request.id, request.inputs[0].data) == ("m", "7", LARGE)
 
 
 def test_many_fields_are_left_to_protobuf() -> None:
@@ -114,6 +123,7 @@ def test_large_nonsense_is_an_error_of_ours() -> None:
     """The caller's where the caller sent it, the backend's where Triton did."""
     nonsense = b"\xff" * wire.LARGE_BYTES
     with pytest.raises(InvalidRequest, match="ModelInferRequest"):
-        grpc_codec.decode_infer_request(nonsense)
+        grpc_codec.decode_infer_request(wire.read_infer_request(nonsense))
+    assert wire.read_infer_request(nonsense).model_name == ""
     with pytest.raises(BackendFailed, match="ModelInferResponse"):
         grpc_codec.decode_infer_response(nonsense)
