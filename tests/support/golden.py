@@ -9,6 +9,7 @@ import base64
 import http.client
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serve_app.protocol.binary import HEADER_LENGTH
+from tests.contract.case import Case
 from tests.contract.table import CODEC_CASES
 from tests.support.echo_models import MODELS
 
@@ -66,7 +68,7 @@ def load() -> Golden:
     return Golden(answers, models)
 
 
-def record(http_address: str, grpc_address: str) -> Golden:
+def record(http_address: str, grpc_address: str, cases: Sequence[Case] = CODEC_CASES) -> Golden:
     """Ask a running server, which has the echo models."""
     models: dict[str, GoldenModel] = {}
     with grpc.insecure_channel(grpc_address) as channel:
@@ -83,7 +85,7 @@ def record(http_address: str, grpc_address: str) -> Golden:
             )
     answers = {
         case.name: fetch(http_address, f"/v2/models/{case.model}/infer", case.body, case.header_length)
-        for case in CODEC_CASES
+        for case in cases
     }
     return Golden(answers, models)
 
