@@ -20,6 +20,7 @@ from serve_app.fleet.process import TritonProcess
 from serve_app.fleet.repository import check_model_name
 from serve_app.fleet.restart import RestartState, decide_restart
 from serve_app.fleet.runtime import TritonRuntime
+from serve_app.fleet.wanted_models import WantedModels
 from serve_app.settings import TritonServerArgs
 
 logger = logging.getLogger(__name__)
@@ -80,15 +81,13 @@ class TritonSupervisor:
         self._launcher = Launcher(
             args, state_dir=state_dir, host=host, runtime=runtime, environ=environ, clock=self._clock
         )
-        self._desired: dict[str, str | None] = {}
+        self._wanted = WantedModels()
         self._process: TritonProcess | None = None
-        self._models: LoadedModels | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._ready_at: float | None = None
         self._not_ready_since = self._clock.now()
         self._restarts = RestartState()
-        self._num_healed = 0
         self._last_end = ""
 
     def __repr__(self) -> str:
@@ -96,12 +95,11 @@ class TritonSupervisor:
         return (
             f"<TritonSupervisor {self.state.value} | Server: {address}, pid {self._pid}, "
             f"{self._launcher.num_starts} starts, {self._restarts.num_restarts} restarts in a row | "
-            f"Models: {len(self._desired)} wanted, {self._num_ready_models} ready, {self.num_healed} healed>"
+            f"{self._wanted!r}>"
         )
 
     def statistics(self) -> dict[str, Any]:
         """What there is to know, as JSON types."""
-        models = self._models
         return {
             "state": self.state.value,
             "server_id": self.endpoint.server_id if self.endpoint else "",
@@ -112,26 +110,15 @@ class TritonSupervisor:
             "ready_s": self._ready_s,
             "num_starts": self._launcher.num_starts,
             "num_restarts_in_a_row": self._restarts.num_restarts,
-            "num_healed": self.num_healed,
-            "num_stubs": models.num_stubs if models else 0,
             "last_end": self._last_end,
             "log": str(self._process.log_path) if self._process else "",
-            "models": {
-                name: next((s.state or "UNAVAILABLE" for s in models.states if s.name == name), "UNAVAILABLE")
-                if models
-                else "UNAVAILABLE"
-                for name in self._desired
-            },
-            "reasons": {s.name: s.reason for s in models.states if s.reason and s.reason != "unloaded"}
-            | models.given_up
-            if models
-            else {},
+            **self._wanted.statistics(),
         }
 
     @property
     def num_healed(self) -> int:
         """Models loaded again since their stub had died, over all lives."""
-        return self._num_healed + (self._models.num_healed if self._models else 0)
+        return self._wanted.num_healed
 
     @property
     def _pid(self) -> int | None:
@@ -141,10 +128,6 @@ class TritonSupervisor:
     def _ready_s(self) -> float:
         """Seconds since this life was ready."""
         return self._clock.now() - self._ready_at if self._ready_at is not None else 0.0
-
-    @property
-    def _num_ready_models(self) -> int:
-        return sum(self._models.is_ready(name) for name in self._desired) if self._models else 0
 
     async def __aenter__(self) -> TritonSupervisor:
         await self.start()
@@ -185,7 +168,7 @@ class TritonSupervisor:
         self._task = asyncio.create_task(self._supervise())
 
     async def _start(self) -> None:
-        self._desired = dict.fromkeys(await asyncio.to_thread(self._launcher.prepare))
+        self._wanted.want(await asyncio.to_thread(self._launcher.prepare))
         await self._begin_life()
 
     async def aclose(self) -> None:
@@ -225,24 +208,17 @@ class TritonSupervisor:
             BackendFailed: It does not load; it is not tried again.
         """
         check_model_name(name)
-        models = self._running_models()
-        if config is None and self._desired.get(name) is not None:
-            # A plain load of a loaded model changes nothing, so that it would keep its config.
-            await models.unload(name)
-        await models.load(name, config)
-        self._desired[name] = config
+        await self._wanted.load(self._running_models(), name, config)
 
     async def unload_model(self, name: str) -> None:
         """Unload a model now and leave it out in later lives; errors as in `load_model`."""
         check_model_name(name)
-        models = self._running_models()
-        self._desired.pop(name, None)
-        await models.unload(name)
+        await self._wanted.unload(self._running_models(), name)
 
     def _running_models(self) -> LoadedModels:
-        if self.state is not SupervisorState.READY or self._models is None:
+        if self.state is not SupervisorState.READY or self._wanted.loaded is None:
             raise EndpointUnavailable("tritonserver", f"it is {self.state.value}; try again when it is ready")
-        return self._models
+        return self._wanted.loaded
 
     async def _begin_life(self) -> None:
         """Start a server and publish its endpoint.
@@ -250,9 +226,7 @@ class TritonSupervisor:
         Raises:
             ServerStartFailed: It did not become ready; nothing is left of it.
         """
-        process, self.version = await self._launcher.launch(
-            [name for name, own in self._desired.items() if own is None]
-        )
+        process, self.version = await self._launcher.launch(self._wanted.at_start)
         try:
             await self._adopt(process)
         except BaseException:
@@ -268,25 +242,16 @@ class TritonSupervisor:
             settings=self._args.restart,
             load_timeout_s=self._args.start_timeout_s,
             grace_s=self._args.stop_timeout_s,
-            config_of=self._desired.get,
+            config_of=self._wanted.config_of,
             clock=self._clock,
         )
-        for name, config in self._desired.items():
-            if config is not None:
-                try:
-                    await models.load(name, config)
-                except ServeAppError as problem:
-                    logger.error("model %r could not be loaded again with its config: %s", name, problem)
         try:
-            await models.refresh()
+            await self._wanted.begin_life(models)
         except ServeAppError as problem:
             raise ServerStartFailed(f"tritonserver {process.server_id}", str(problem)) from problem
-        self._models, self._process = models, process
+        self._process = process
         self.state = SupervisorState.READY
         self._ready_at = self._clock.now()
-        for state in models.states:
-            if state.name in self._desired and state.reason and not models.is_ready(state.name):
-                logger.error("model %r did not load: %s", state.name, state.reason)
         self._publish(
             Endpoint(
                 process.listen.target,
@@ -351,16 +316,15 @@ class TritonSupervisor:
             self._not_ready_since = self._clock.now()
         self.state = state
         self._ready_at = None
-        # What that life had loaded is gone with it.
-        self._num_healed, self._models = self.num_healed, None
+        self._wanted.end_life()
         self._publish(None)
 
     async def _watch(self, process: TritonProcess) -> str:
         """Wait until a life is over, and say why."""
-        assert self._models is not None
+        assert self._wanted.loaded is not None
         exited = asyncio.ensure_future(process.exited.wait())
         reasons = [
-            asyncio.ensure_future(self._models.watch()),
+            asyncio.ensure_future(self._wanted.loaded.watch()),
             asyncio.ensure_future(process.probe.watch(self._args.unresponsive_timeout_s, clock=self._clock)),
         ]
         try:

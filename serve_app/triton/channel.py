@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serve_app.endpoint import secret_metadata
 from serve_app.errors import (
+    AnswerMalformed,
     DeadlineExceeded,
     EndpointUnavailable,
     EndpointUnreachable,
@@ -204,7 +205,7 @@ class Channel:
         if is_repeatable:
             self._repeatable.add(call)
         try:
-            return await call
+            answer = await call
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.OK:  # the caller was cancelled in the tick in which the answer came
                 raise asyncio.CancelledError from None
@@ -214,6 +215,10 @@ class Channel:
         except asyncio.CancelledError:
             self._raise_reason(call, context)
             raise
+        else:
+            if answer is None:  # grpc's word for bytes that are no such message
+                raise AnswerMalformed(context.model_name or "Triton", f"its answer to {rpc_name} cannot be read")
+            return answer
         finally:
             self._repeatable.discard(call)
 

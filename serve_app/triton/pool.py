@@ -21,6 +21,7 @@ from serve_app.protocol.messages import InferRequest, InferResponse
 from serve_app.settings import ChannelSettings
 from serve_app.triton.assignment import Assignment
 from serve_app.triton.channel import Channel
+from serve_app.triton.channel_set import ChannelSet
 from serve_app.triton.closing import finish
 from serve_app.triton.pool_statistics import PoolState, PoolStatistics
 from serve_app.triton.status import CallContext
@@ -63,17 +64,14 @@ class ChannelPool:
         clock: Clock | None = None,
         files: CertificateFiles | None = None,
     ) -> None:
-        self.endpoint = endpoint
-        self._files = files
         self._settings = settings
         self._clock = clock or MonotonicClock()
         self._state = PoolState.NEW
-        self._assignment = Assignment(settings.max_calls_per_channel)
+        self._channels = ChannelSet(endpoint, settings, files)
         self._num_done = self._num_failed = self._num_cancelled = self._num_timed_out = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -90,14 +88,13 @@ class ChannelPool:
         if self._state in (PoolState.READY, PoolState.CLOSING) and self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
                 raise Unsupported(f"using {self!r} from a second event loop", "make a pool for each loop")
-            self._assignment = Assignment(self._settings.max_calls_per_channel)
-            self._tasks.clear()
+            self._channels.restart()
         elif self._state is PoolState.READY:
             return
         elif self._state is PoolState.CLOSING:
             raise PoolClosed(repr(self))
         self._loop, self._closing, self._wake = loop, None, asyncio.Event()
-        self._renew(self._assignment.generation)
+        self._channels.renew(self._assignment.generation)
         self._state = PoolState.READY
 
     async def warm_up(self, *, timeout_s: float | None = None, wait_for_ready: bool = False) -> None:
@@ -112,12 +109,7 @@ class ChannelPool:
         """
         self.open()
         budget_s = self._settings.connect_timeout_s if timeout_s is None else timeout_s
-        first, *others = self._assignment.channels
-        await first.ping(timeout_s=budget_s, wait_for_ready=wait_for_ready)
-        pings = [channel.ping(timeout_s=budget_s, wait_for_ready=wait_for_ready) for channel in others]
-        for result in await asyncio.gather(*pings, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
+        await self._channels.connect(timeout_s=budget_s, wait_for_ready=wait_for_ready)
 
     async def __aenter__(self) -> ChannelPool:
         try:
@@ -135,26 +127,7 @@ class ChannelPool:
     def expire_connections(self) -> None:
         """Use new connections from the next call on; old ones are closed when their last call ends."""
         if self._state is PoolState.READY:
-            self._renew(self._assignment.generation + 1)
-
-    def _renew(self, generation: int) -> None:
-        channels = [self._new_channel(generation) for _ in range(self._settings.num_channels)]
-        self._close_all(self._assignment.replace_channels(channels))
-
-    def _new_channel(self, generation: int) -> Channel:
-        return Channel(
-            self.endpoint.address,
-            self._settings,
-            generation=generation,
-            certificates=None if self._files is None else self._files.certificates,
-            secret=self.endpoint.secret,
-        )
-
-    def _close_all(self, channels: list[Channel]) -> None:
-        for channel in channels:
-            task = asyncio.ensure_future(channel.aclose())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._channels.renew(self._assignment.generation + 1)
 
     async def aclose(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
         """Refuse new calls, let the running ones finish, then cut off what is left and close the connections.
@@ -183,8 +156,7 @@ class ChannelPool:
     async def _close(self, grace_s: float) -> None:
         if self._assignment.num_active and grace_s > 0:
             await self._wait_for_wake(grace_s)
-        channels = self._assignment.remove_channels()
-        await asyncio.gather(*(channel.aclose() for channel in channels), *self._tasks, return_exceptions=True)
+        await self._channels.aclose()
         if self._assignment.num_active:
             self._wake.clear()
             await self._wait_for_wake(LEAVE_TIMEOUT_S)
@@ -342,7 +314,7 @@ class ChannelPool:
             return await place
         except asyncio.CancelledError:
             self._num_cancelled += 1
-            self._close_all(self._assignment.leave(place))
+            self._channels.close_all(self._assignment.leave(place))
             raise
         finally:
             timer.cancel()
@@ -352,14 +324,13 @@ class ChannelPool:
         self._num_timed_out += self._assignment.expire(place, error)
 
     def _give_back(self, channel: Channel) -> None:
-        self._close_all(self._assignment.give_back(channel))
+        self._channels.close_all(self._assignment.give_back(channel))
         if self._state is PoolState.CLOSING and self._assignment.num_active == 0:
             self._wake.set()
 
     def abandon_calls(self, error: ServeAppError) -> None:
         """End every call that may be sent again elsewhere with a copy of `error`; the others go on."""
-        for channel in self._assignment.channels:
-            channel.abandon_calls(error)
+        self._channels.abandon_calls(error)
 
     async def ask_apart(self, *, timeout_s: float) -> None:
         """Ask the server whether it is alive, over a connection of its own, which waits for nothing else.
@@ -367,17 +338,26 @@ class ChannelPool:
         Raises:
             EndpointUnavailable: It is not, or there was no answer within the budget.
         """
-        channel = self._new_channel(self._assignment.generation)
-        try:
-            await channel.ping(timeout_s=timeout_s)
-        finally:
-            await asyncio.shield(channel.aclose())
+        await self._channels.ask_apart(timeout_s=timeout_s)
 
     def fail_waiting(self, error: ServeAppError) -> None:
         """End the wait of every caller that has no channel yet with `error`; running calls go on."""
         self._assignment.expire_all(error)
 
     # --- looking at it ------------------------------------------------------------------------------------
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The server."""
+        return self._channels.endpoint
+
+    @endpoint.setter
+    def endpoint(self, endpoint: Endpoint) -> None:
+        self._channels.endpoint = endpoint
+
+    @property
+    def _assignment(self) -> Assignment:
+        return self._channels.assignment
 
     @property
     def num_in_flight(self) -> int:

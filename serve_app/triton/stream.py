@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from serve_app.errors import DeadlineExceeded, EndpointUnavailable, ServeAppError
+from serve_app.errors import AnswerMalformed, DeadlineExceeded, EndpointUnavailable, ServeAppError
 from serve_app.triton.cancellation import is_task_cancelled
 from serve_app.triton.status import CallContext, code_of, translate
 
@@ -58,6 +58,8 @@ async def responses(
             if failure is not None:
                 continue
             timer.cancel()
+            if answer is None:  # grpc's word for bytes that are no such message
+                raise AnswerMalformed(context.model_name, "a response of its stream cannot be read")
             if answer.error_message:
                 failure = translate(code_of(answer.error_message), answer.error_message, context)
                 timer = loop.call_later(ERROR_GRACE_S, expire)

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2
 
 from serve_app.endpoint import Endpoint
 from serve_app.errors import (
@@ -176,6 +177,46 @@ async def test_a_lying_server_is_not_believed_and_left_out(lie: Lie) -> None:
         errors = await ask_many(router, 20)
         assert {type(error) for error in errors} == {AnswerMalformed}
         assert all(str(error).startswith("model 'identity' failed: ") for error in errors)
+
+
+class Garbage(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """Answers everything but ServerLive with bytes that are no message."""
+
+    def service(self, details: Any) -> Any:
+        async def answer(request: bytes, context: Any) -> bytes:
+            is_live = details.method.endswith("ServerLive")
+            return service_pb2.ServerLiveResponse(live=True).SerializeToString() if is_live else b"\xff\xff\xff\x07"
+
+        async def stream(requests: Any, context: Any) -> AsyncIterator[bytes]:
+            yield await answer(b"", context)
+
+        if details.method.endswith("ModelStreamInfer"):
+            return grpc.stream_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+async def test_bytes_that_are_no_message_are_no_answer() -> None:
+    """From one server the other is asked; from the only one it is a typed error, for every kind of call."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Garbage(),))
+    broken = Endpoint.static(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    await server.start()
+    try:
+        async with FakeTriton() as fake, Router(ChannelSettings()) as router:
+            router.update([broken])
+            await connected(router, 1)
+            with pytest.raises(AnswerMalformed, match="cannot be read"):
+                await ask(router, 1.0)
+            with pytest.raises(AnswerMalformed, match="ModelMetadata cannot be read"):
+                await router.model_metadata("identity", timeout_s=5.0)
+            with pytest.raises(AnswerMalformed, match="cannot be read"):
+                async for _ in router.stream(make_request(), response_timeout_s=5.0):
+                    pass
+            router.update([broken, fake.endpoint])
+            await connected(router, 2)
+            assert await ask_many(router, 50) == []
+    finally:
+        await server.stop(None)
 
 
 async def test_an_answer_that_fits_what_the_server_now_declares_is_believed() -> None:
