@@ -38,6 +38,7 @@ from serve_app.ingress.http_app import http_app
 from serve_app.runner import ModelRunner
 from serve_app.settings import ChannelSettings, LimitSettings, ModelServerConfig
 from serve_app.triton.router import Router
+from tests.support.other_clients import perf_analyzer
 from tests.support.triton_server import python_config, running_triton, write_model
 from tests.support.waiting import wait_until, wait_until_sync
 
@@ -399,6 +400,17 @@ def test_curl_lines(front: Wired, memory: Memory) -> None:
     answer = requests.post(f"{root}/unregister", timeout=30)
     assert (answer.status_code, answer.content) == (200, b"")
     assert requests.get(f"{root}/status", timeout=30).content == b"[]"
+
+
+@pytest.mark.parametrize("interface", ["http", "grpc"])
+def test_perf_analyzer(front: Wired, tmp_path: Path, interface: str) -> None:
+    """perf_analyzer, unchanged, with its tensors in shared memory; it lets go of them at its end."""
+    options = ("--shared-memory", "system", "--output-shared-memory-size", "64", "--shape", "INPUT0:8")
+    address_of = front.http if interface == "http" else front.grpc
+    assert perf_analyzer(tmp_path, "identity", address_of, "-i", interface, *options, num_requests=50)
+    with client_of(front, interface) as client:
+        status = client.get_system_shared_memory_status()
+        assert not (status if interface == "http" else status.regions)
 
 
 def test_a_server_that_restarts_has_the_regions(front: Wired, client: Any, memory: Memory) -> None:
