@@ -10,6 +10,7 @@ from tritonclient.grpc import service_pb2
 
 from serve_app.auth.principal import is_visible
 from serve_app.errors import PoolClosed
+from serve_app.protocol.control_codec import check_file_paths
 from serve_app.protocol.server_answers import ServerAnswer, accepted_by_all, messages_of
 from serve_app.protocol.statistics import merge_model_statistics
 
@@ -146,9 +147,11 @@ class FleetControl:
             request: `RepositoryModelLoadRequest` with `config` and `file:` parameters, as Triton has them.
 
         Raises:
+            InvalidRequest: A file that would not lie inside the model's folder.
             RequestTooLarge: More models or bytes than are kept for servers that join later.
             ServeAppError: A server refused (the first one's error; others may have loaded it), or none could be asked.
         """
+        check_file_paths(request)
         return await self._change("RepositoryModelLoad", request)
 
     async def unload_model(self, request: Message) -> Message:

@@ -10,13 +10,17 @@ from typing import Protocol
 from serve_app.auth.credentials import Credentials
 from serve_app.auth.decision import Verdict, decide
 from serve_app.auth.key_store import KeyStore
+from serve_app.auth.keys_file import KeyEntry
 from serve_app.auth.principal import Principal
-from serve_app.auth.scopes import Operation
+from serve_app.auth.scopes import Operation, Scope
 from serve_app.clock import Clock
 from serve_app.errors import PermissionDenied, PreflightFailed, Unauthenticated
 from serve_app.settings import AuthSettings, home, process_environment
 
 logger = logging.getLogger(__name__)
+
+LAUNCHER_KEY = "SERVE_APP_LAUNCHER_KEY_SHA256"
+"""Variable with the hash of a key of scope `read`, with which `serve-app up` and `status` look at what they started."""
 
 _AUDITED = frozenset(
     {Operation.LOAD_MODEL, Operation.MODEL_SETTINGS, Operation.SERVER_SETTINGS, Operation.SHARED_MEMORY}
@@ -129,7 +133,8 @@ def open_gate(settings: AuthSettings, *, clock: Clock, environ: Mapping[str, str
             home(environ) / Path(settings.keys_file).expanduser()
         )  # not resolved: a mounted secret is a link that moves
         where = f"the keys file {path}"
-        keys = KeyStore(path=path, where=where, clock=clock, check_interval_s=settings.reload_interval_s)
+        interval_s = settings.reload_interval_s
+        keys = KeyStore(path=path, where=where, clock=clock, check_interval_s=interval_s, more=_launchers(environ))
     elif settings.keys_env is not None:
         text = environ.get(settings.keys_env)
         if text is None:
@@ -137,7 +142,13 @@ def open_gate(settings: AuthSettings, *, clock: Clock, environ: Mapping[str, str
                 f"The environment variable {settings.keys_env} is not set.",
                 "set it for the replicas to the content of a keys file, or name a file in `auth.keys_file`.",
             )
-        keys = KeyStore(text=text, where=f"the variable {settings.keys_env}", clock=clock)
+        where = f"the variable {settings.keys_env}"
+        keys = KeyStore(text=text, where=where, clock=clock, more=_launchers(environ))
     else:
         return None
     return Gate(keys, is_health_open=settings.is_health_open)
+
+
+def _launchers(environ: Mapping[str, str]) -> list[KeyEntry]:
+    sha256 = environ.get(LAUNCHER_KEY)
+    return [KeyEntry(id="serve-app-up", sha256=sha256, scopes=[Scope.READ])] if sha256 else []

@@ -8,7 +8,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from serve_app.auth.keys_file import MAX_FILE_BYTES, KeyEntry, parse_keys
@@ -72,6 +72,7 @@ class KeyStore:
         where: What the source is called in error texts.
         clock: For the time between two looks.
         check_interval_s: Between two looks, in seconds.
+        more: Keys beside those of the source.
         now: Seconds since the epoch, for keys that expire.
 
     Raises:
@@ -86,6 +87,7 @@ class KeyStore:
         where: str,
         clock: Clock,
         check_interval_s: float = 1.0,
+        more: Sequence[KeyEntry] = (),
         now: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
@@ -93,10 +95,11 @@ class KeyStore:
         self._clock = clock
         self._check_interval_s = check_interval_s
         self._now = now
+        self._more = more
         self._signature: _Signature | None = None
         self._num_loads = 0
         self._problem = ""
-        self._keys = self._read() if path is not None else KeySet(parse_keys(text, where=where).keys)
+        self._keys = self._read() if path is not None else KeySet([*more, *parse_keys(text, where=where).keys])
         self._checked_at = clock.now()
 
     def find(self, key: str) -> Principal | None:
@@ -151,7 +154,7 @@ class KeyStore:
             raise PreflightFailed(f"{where} has more than {MAX_FILE_BYTES} bytes.", "name a file of keys.")
         if stat.S_IMODE(status.st_mode) & stat.S_IWOTH:
             raise PreflightFailed(f"{where} can be written by every user.", f"run `chmod o-w {path}`.")
-        keys = KeySet(parse_keys(text, where=where).keys)
+        keys = KeySet([*self._more, *parse_keys(text, where=where).keys])
         if self._now() - status.st_mtime > _UNSETTLED_S:
             self._signature = _signature(status)
         self._num_loads += 1

@@ -29,7 +29,9 @@ class Answer:
             return None
 
 
-def call(method: str, host: str, port: int, path: str, *, timeout_s: float, body: Any = None) -> Answer | None:
+def call(
+    method: str, host: str, port: int, path: str, *, timeout_s: float, body: Any = None, key: str = ""
+) -> Answer | None:
     """Make one call on a connection of its own; blocks.
 
     Proxies named in the environment are not used: the address is this machine's.
@@ -41,6 +43,7 @@ def call(method: str, host: str, port: int, path: str, *, timeout_s: float, body
         path: With a leading slash, already quoted.
         timeout_s: Longest wait for each step (connect, send, receive), in seconds.
         body: Sent as JSON when not `None`.
+        key: API key; none when empty.
 
     Returns:
         `None` where nobody listens, the connection broke or the time ran out.
@@ -48,7 +51,10 @@ def call(method: str, host: str, port: int, path: str, *, timeout_s: float, body
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         data = None if body is None else json.dumps(body).encode()
-        connection.request(method, path, body=data, headers={"Content-Type": "application/json"} if data else {})
+        headers = {"Content-Type": "application/json"} if data else {}
+        if key:
+            headers["X-API-Key"] = key
+        connection.request(method, path, body=data, headers=headers)
         response = connection.getresponse()
         return Answer(response.status, response.read())
     except (OSError, http.client.HTTPException):

@@ -150,7 +150,9 @@ class Launcher:
         failed_at: float | None = None
         with self.reporter.step("Waiting for the models") as step:
             while True:
-                readiness = await self._in_thread(lambda: look(file.connect_host, file.http_port, file.routes), step)
+                readiness = await self._in_thread(
+                    lambda: look(file.connect_host, file.http_port, file.routes, key=self.plan.state.key), step
+                )
                 if readiness.state is ReadinessState.READY:
                     return readiness
                 failed_at = (failed_at or time.monotonic()) if readiness.state is ReadinessState.FAILED else None
@@ -164,7 +166,8 @@ class Launcher:
         host = f"[{file.connect_host}]" if ":" in file.connect_host else file.connect_host
         digits = None
         if "digits" in readiness.paths:
-            digits = call("GET", file.connect_host, file.http_port, readiness.paths["digits"], timeout_s=5.0)
+            path, key = readiness.paths["digits"], plan.state.key
+            digits = call("GET", file.connect_host, file.http_port, path, timeout_s=5.0, key=key)
         return summary(
             url=f"http://{host}:{file.http_port}",
             models=readiness.paths,

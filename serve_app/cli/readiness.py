@@ -49,7 +49,7 @@ class Readiness:
         return tuple(self.paths)
 
 
-def look(host: str, port: int, routes: Sequence[str] = ("",), *, timeout_s: float = 5.0) -> Readiness:
+def look(host: str, port: int, routes: Sequence[str] = ("",), *, timeout_s: float = 5.0, key: str = "") -> Readiness:
     """Ask every application for its models and whether they are ready; blocks.
 
     Args:
@@ -57,6 +57,7 @@ def look(host: str, port: int, routes: Sequence[str] = ("",), *, timeout_s: floa
         port: Where HTTP is.
         routes: Route prefixes of the applications, without a slash at the end.
         timeout_s: Of each call, in seconds.
+        key: API key; none when empty.
 
     Returns:
         What holds it up, a failure first; or all models of all applications.
@@ -64,7 +65,7 @@ def look(host: str, port: int, routes: Sequence[str] = ("",), *, timeout_s: floa
     paths: dict[str, str] = {}
     waiting: Readiness | None = None
     for route in routes:
-        found = _look_at(host, port, route, timeout_s)
+        found = _look_at(host, port, route, timeout_s, key)
         if found.state is ReadinessState.FAILED:
             return found
         if found.state is ReadinessState.WAITING:
@@ -73,18 +74,18 @@ def look(host: str, port: int, routes: Sequence[str] = ("",), *, timeout_s: floa
     return waiting or Readiness(ReadinessState.READY, paths=dict(sorted(paths.items())))
 
 
-def _look_at(host: str, port: int, route: str, timeout_s: float) -> Readiness:
+def _look_at(host: str, port: int, route: str, timeout_s: float, key: str) -> Readiness:
     """Ask one application: its health, its repository index, then each model.
 
     Models that the index calls unloaded on purpose are not waited for.
     """
     if V2_MODELS in route:
         name = unquote(route.rpartition(V2_MODELS)[2])
-        return _models_are_ready(host, port, {name: route}, timeout_s)
-    health = call("GET", host, port, f"{route}/v2/health/ready", timeout_s=timeout_s)
+        return _models_are_ready(host, port, {name: route}, timeout_s, key)
+    health = call("GET", host, port, f"{route}/v2/health/ready", timeout_s=timeout_s, key=key)
     if health is None or health.status != 200:
         return Readiness(ReadinessState.WAITING, f"{route}/v2/health/ready: {_reason(health)}")
-    index = call("POST", host, port, f"{route}/v2/repository/index", timeout_s=timeout_s, body={})
+    index = call("POST", host, port, f"{route}/v2/repository/index", timeout_s=timeout_s, body={}, key=key)
     if index is None or index.status != 200 or not isinstance(index.json, list):
         return Readiness(ReadinessState.WAITING, f"{route}/v2/repository/index: {_reason(index)}")
     names, failed = models_to_serve(index.json)
@@ -95,12 +96,12 @@ def _look_at(host: str, port: int, route: str, timeout_s: float) -> Readiness:
         return Readiness(
             ReadinessState.WAITING, f"the repository index{f' of {route}' if route else ''} names no model"
         )
-    return _models_are_ready(host, port, paths, timeout_s)
+    return _models_are_ready(host, port, paths, timeout_s, key)
 
 
-def _models_are_ready(host: str, port: int, paths: Mapping[str, str], timeout_s: float) -> Readiness:
+def _models_are_ready(host: str, port: int, paths: Mapping[str, str], timeout_s: float, key: str) -> Readiness:
     for name, path in paths.items():
-        answer = call("GET", host, port, f"{path}/ready", timeout_s=timeout_s)
+        answer = call("GET", host, port, f"{path}/ready", timeout_s=timeout_s, key=key)
         if answer is None or answer.status != 200:
             return Readiness(ReadinessState.WAITING, f"model {name!r}: {_reason(answer)}", paths)
     return Readiness(ReadinessState.READY, paths=paths)

@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class InstanceState:
         host: Where a client on this machine reaches HTTP.
         http_port: HTTP port.
         routes: Route prefixes below which models are served, as `DeploymentsFile.routes`.
+        key: API key with which models are looked at; the replicas know its hash by their environment.
         grpc_port: gRPC port; `None` where no gRPC service is registered.
         dashboard_port: Ray's dashboard and REST API on 127.0.0.1.
         ports: Every fixed port of the instance.
@@ -52,6 +53,7 @@ class InstanceState:
     dashboard_port: int
     ports: tuple[int, ...]
     routes: tuple[str, ...] = ("",)
+    key: str = field(default="", repr=False)
 
     @property
     def is_launcher_alive(self) -> bool:

@@ -57,7 +57,7 @@ def collect(folder: RunFolder) -> dict[str, Any]:
     report: dict[str, Any] = {"status": instance_status.value, "run_dir": str(folder.path)}
     if state is None or instance_status is InstanceStatus.STOPPED:
         return report
-    readiness = look(state.host, state.http_port, state.routes)
+    readiness = look(state.host, state.http_port, state.routes, key=state.key)
     report |= {
         "launcher_pid": state.launcher_pid,
         "num_processes": len(processes),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from serve_app.auth.gate import LAUNCHER_KEY
+from serve_app.auth.keys_file import hash_of, new_key
 from serve_app.cli.deployments_file import DeploymentsFile
 from serve_app.cli.host_checks import PortUse, check_all, check_object_store, ports_to_use
 from serve_app.cli.ray_head import free_port, head_command, head_environment
@@ -67,6 +69,8 @@ class UpPlan:
         environment = head_environment(
             environ, switches, folder=folder, instance=instance, home=home, metrics_port=free_port()
         )
+        key = new_key()
+        environment[LAUNCHER_KEY] = hash_of(key)
         ports = tuple(ports_to_use(file, settings, environment))
         own = psutil.Process(os.getpid())
         state = InstanceState(
@@ -79,6 +83,7 @@ class UpPlan:
             grpc_port=file.grpc_port,
             dashboard_port=settings.dashboard_port,
             ports=tuple(use.port for use in ports),
+            key=key,
             routes=file.routes,
         )
         command = head_command(settings, folder, agent_port=free_port())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from typing import Any
 
 import orjson
@@ -21,6 +22,10 @@ _LOG_SETTINGS: dict[str, tuple[type, str]] = {
 }
 # In the order in which Triton prints them.
 _TRACE_SETTINGS = ("trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file", "trace_mode")
+
+# What no path of ours has: control characters, and what is a separator elsewhere.
+_NO_PATH = re.compile(r"[\x00-\x1f\x7f\\]")
+_MAX_PATH_BYTES = 512
 
 _MAX_UINT32, _MAX_UINT64 = 2**32 - 1, 2**64 - 1
 
@@ -61,6 +66,24 @@ def decode_load(body: bytes, model_name: str, *, repository_name: str = "") -> A
         else:
             raise InvalidRequest("parameters", repr(name[:64]), "'config' and 'file:<path>'")
     return message
+
+
+def check_file_paths(message: Any) -> None:
+    """Refuse a load whose files would not lie inside the model's own folder.
+
+    Args:
+        message: `RepositoryModelLoadRequest`, from any way in.
+
+    Raises:
+        InvalidRequest: A path that is absolute, goes up, or is none.
+    """
+    for name in message.parameters:
+        path = name.removeprefix("file:")
+        if path == name:
+            continue
+        is_inside = not _NO_PATH.search(path) and not any(part in ("", ".", "..") for part in path.split("/"))
+        if not is_inside or len(path.encode(errors="replace")) > _MAX_PATH_BYTES:
+            raise InvalidRequest("parameters", repr(name[:64]), "'file:<path>' with a path inside the model's folder")
 
 
 def decode_unload(body: bytes, model_name: str, *, repository_name: str = "") -> Any:

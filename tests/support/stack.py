@@ -72,11 +72,19 @@ class Stack:
         folder: For the repository, the file of applications and the log of `serve-app up`.
         run_dir: Short path for `SERVE_APP_RUN_DIR`.
         environ: Added to the environment of `serve-app up`.
+        model_server_args: `args` of the front, in place of the file's.
     """
 
     app_name = "models"
 
-    def __init__(self, folder: Path, *, run_dir: Path, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        run_dir: Path,
+        environ: Mapping[str, str] | None = None,
+        model_server_args: Mapping[str, Any] | None = None,
+    ) -> None:
         names = ("http", "grpc", "dashboard", "stats", "metrics", "fallback_http", "fallback_grpc")
         self._ports = dict(zip(names, free_ports(len(names)), strict=True))
         self._folder = folder
@@ -98,6 +106,8 @@ class Stack:
         self.grpc = f"127.0.0.1:{self._ports['grpc']}"
         self._file = folder / "deployments.yaml"
         self._document = self._first_document()
+        if model_server_args is not None:
+            self._document["applications"][1]["args"] = dict(model_server_args)
         self._process: subprocess.Popen[bytes] | None = None
 
     def _first_document(self) -> dict[str, Any]:
