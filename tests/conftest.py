@@ -7,11 +7,16 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from serve_app.cli.serve_env import find_serve_env, load_serve_env
 from tests.support import sample_inputs
 from tests.support.stack import ROOT, Stack
+
+# No example is slow by itself: on a busy machine each may be.
+hypothesis.settings.register_profile("steady", deadline=None)
+hypothesis.settings.load_profile("steady")
 
 # Ray Serve reads its switches when it is imported; this process is a driver, and gets what a driver sources.
 os.environ.update(load_serve_env(find_serve_env(ROOT), {**os.environ, "PWD": str(ROOT)}))
