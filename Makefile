@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 	done; echo python3)
 SOURCES := serve_app tests benchmarks scripts
 
-.PHONY: help install install-dev serve test test-unit check lint types format lock bench fuzz clean
+.PHONY: help install install-dev serve test test-unit check lint types format lock bench fuzz chaos soak clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -49,6 +49,12 @@ bench: install-dev  ## Compare with other ways to serve the same model on this m
 fuzz: install-dev  ## Tens of thousands of generated requests, and broken ones for the decoders (see CONTRIBUTING)
 	$(BIN)/python -m tests.support.schema_fuzz --requests 10000
 	$(BIN)/python -m benchmarks.fuzz_codecs --inputs 200000
+
+chaos: install-dev  ## Faults under load, one after another, and a table of what callers saw
+	$(BIN)/python -m tests.chaos
+
+soak: install-dev  ## Twenty minutes of load with a fault every 20 s, and what the processes hold meanwhile
+	$(BIN)/python -m tests.chaos --soak-min 20
 
 clean:  ## Remove everything that install and the tools made
 	rm -rf .venv .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
