@@ -96,6 +96,8 @@ class Member:
     num_out: int = 0
     heard_at: float = 0.0
     is_suspect: bool = False
+    _pinged_at: float = -1.0
+    _num_pings: int = 0
     _blocks: dict[str, ModelBlock] = field(default_factory=dict)
     _records: dict[str, ModelRecord] = field(default_factory=dict)
 
@@ -151,6 +153,16 @@ class Member:
     def silent_s(self, *, now: float) -> float:
         """For how long nothing has come from it although calls were under way."""
         return now - self.heard_at if self.num_out else 0.0
+
+    @property
+    def num_pings(self) -> int:
+        """How many answers to pings in a row have been all that came from it."""
+        return self._num_pings if self._pinged_at == self.heard_at else 0
+
+    def answer_ping(self, *, now: float) -> None:
+        """It has given a sign of life."""
+        self._num_pings = self.num_pings + 1
+        self._pinged_at = self.heard_at = now
 
     # --- what calls tell ------------------------------------------------------------------------------------
 

@@ -12,6 +12,9 @@ from serve_app.triton.membership import Membership
 SUSPECT_AFTER_S = 0.3
 """Silence of a server with calls under way after which it is asked for a sign of life."""
 
+MAX_PATIENCE_S = 1.2
+"""Longest such silence: it doubles with each answered ping, so that long calls do not cost a ping every moment."""
+
 PING_TIMEOUT_S = 0.4
 """How long it has for that, over a connection of its own; a server under full load answers in milliseconds."""
 
@@ -28,21 +31,27 @@ LAST_PAUSE_S = 0.2
 """Pause between two pings of a server that hangs and stays in use, because there is no other."""
 
 
-def is_suspicious(silent_s: float, *, late_s: float) -> bool:
+def patience_s(num_pings: int) -> float:
+    """How long a server may be silent that has answered so many pings, and nothing else, one after the other."""
+    return min(SUSPECT_AFTER_S * 2.0 ** min(num_pings, 8), MAX_PATIENCE_S)
+
+
+def is_suspicious(silent_s: float, *, late_s: float, num_pings: int = 0) -> bool:
     """Whether a server is to be asked for a sign of life.
 
     Args:
         silent_s: For how long nothing has come from it although calls were under way.
+        num_pings: How many pings in a row have been all that came from it.
         late_s: By how much this look is late: time in which this process did not run says nothing about the server.
     """
-    return late_s < LATE_S and silent_s >= SUSPECT_AFTER_S
+    return late_s < LATE_S and silent_s >= patience_s(num_pings)
 
 
 class StallWatch:
     """Watches the servers of a `Membership` while calls are under way, and ejects those that hang.
 
-    A long call is no silence of the server: one that answers the ping is left in peace for another
-    `SUSPECT_AFTER_S`. While it is asked, others are preferred. The last one that may be asked stays in use.
+    A long call is no silence of the server: one that answers the ping is left in peace for a while. While it is asked,
+    others are preferred. The last one that may be asked stays in use.
 
     Args:
         membership: The servers.
@@ -61,8 +70,8 @@ class StallWatch:
             self._arm()
 
     def suspect(self, member: Member) -> None:
-        """Ask a server for a sign of life now."""
-        if member.state is MemberState.AVAILABLE and member not in self._checks:
+        """Ask a server for a sign of life now, if there is another to use instead."""
+        if len(self._membership.available) > 1 and member.state is MemberState.AVAILABLE and member not in self._checks:
             check = self._checks[member] = asyncio.ensure_future(self._check(member))
             check.add_done_callback(lambda done: self._checks.pop(member, None))
 
@@ -88,7 +97,7 @@ class StallWatch:
                 is_busy = True
                 if now - self._due_at >= LATE_S:
                     member.heard_at = now
-                elif is_suspicious(member.silent_s(now=now), late_s=now - self._due_at):
+                elif is_suspicious(member.silent_s(now=now), late_s=now - self._due_at, num_pings=member.num_pings):
                     self.suspect(member)
         if is_busy:
             self._arm()
@@ -114,7 +123,7 @@ class StallWatch:
                         return
                     await asyncio.sleep(LAST_PAUSE_S)
                 else:
-                    member.heard_at = self._clock.now()
+                    member.answer_ping(now=self._clock.now())
                     return
         finally:
             self._membership.set_suspect(member, False)

@@ -82,3 +82,17 @@ def test_admission_forgets_blocks(member: Member) -> None:
     member.admit(now=3.0)
     assert not member.has_blocks()
     assert repr(member) == "127.0.0.1:1 available 0 active 0 queued 1 ejections 0 retried"
+
+
+def test_pings_count_until_anything_else_comes(member: Member) -> None:
+    """Only answers to pings, one after the other, make the watch more patient."""
+    member.depart(now=0.0)
+    assert member.silent_s(now=1.0) == 1.0
+    member.answer_ping(now=1.0)
+    member.answer_ping(now=2.0)
+    assert member.num_pings == 2
+    assert member.silent_s(now=2.5) == 0.5
+    member.heard_at = 3.0
+    assert member.num_pings == 0
+    member.num_out = 0
+    assert member.silent_s(now=9.0) == 0.0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from serve_app.triton.model_record import ModelRecord
 from serve_app.triton.outliers import MIN_ANSWERS_SLOW, MIN_OUTCOMES, is_outlier, max_outliers, slow_limit_s
-from serve_app.triton.stall_watch import LATE_S, SUSPECT_AFTER_S, is_suspicious
+from serve_app.triton.stall_watch import LATE_S, MAX_PATIENCE_S, SUSPECT_AFTER_S, is_suspicious, patience_s
 
 records = st.builds(
     ModelRecord,
@@ -93,3 +93,11 @@ def test_never_all_and_never_more_than_half(num_servers: int) -> None:
 def test_silence_is_suspicious_unless_this_process_was_away(silent_s: float, late_s: float, expected: bool) -> None:
     """A process that did not run itself must not blame the servers."""
     assert is_suspicious(silent_s, late_s=late_s) is expected
+
+
+def test_patience_grows_with_each_answered_ping_and_is_bounded() -> None:
+    """Long calls are not a ping every moment; a server that hangs in one is still noticed soon."""
+    assert [patience_s(count) for count in range(4)] == [0.3, 0.6, 1.2, 1.2]
+    assert patience_s(10_000) == MAX_PATIENCE_S
+    assert not is_suspicious(0.5, late_s=0.0, num_pings=1)
+    assert is_suspicious(0.7, late_s=0.0, num_pings=1)
