@@ -1,13 +1,18 @@
-"""Ray Serve's default proxies instead of HAProxy: slower, the same answers."""
+"""Ray Serve's default proxies instead of HAProxy: slower, the same answers, streams and errors included."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
+import queue
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc as grpc_library
 import numpy as np
@@ -15,10 +20,12 @@ import pytest
 import requests
 import tritonclient.grpc as triton_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tritonclient.utils import InferenceServerException
 
 from tests.support import sample_inputs
 from tests.support.stack import ROOT, Stack, name_of
-from tests.support.ways_in import WayIn, grpc, http_binary, http_json
+from tests.support.waiting import wait_until_sync
+from tests.support.ways_in import WayIn, client_inputs, grpc, http_binary, http_json
 
 pytestmark = pytest.mark.integration
 
@@ -106,3 +113,164 @@ def test_health_passes_the_proxy(proxied: Stack) -> None:
         watch = health.Watch(asked, timeout=20)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         watch.cancel()
+
+
+# --- the two modes beside each other: what one answers, the other answers ---------------------------------
+
+VALUES = np.array([[1.5, 2.5]], np.float32)
+BINARY_HEADER = json.dumps(
+    {
+        "id": "7",
+        "parameters": {"binary_data_output": True},
+        "inputs": [{"name": "INPUT0", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}],
+    }
+).encode()
+LARGE = {"inputs": [{"name": "INPUT0", "shape": [1, 4000], "datatype": "FP32", "data": [0.5] * 4000}]}
+SLOW = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [3000]}]}
+COUNT = {"inputs": [{"name": "COUNT", "shape": [1], "datatype": "INT32", "data": [1]}]}
+OCTETS = {"Inference-Header-Content-Length": str(len(BINARY_HEADER))}
+
+# Name: path, body, headers, and the status that both give.
+HTTP_CALLS: dict[str, tuple[str, object, dict[str, str], int]] = {
+    "JSON": ("identity/infer", LARGE, {}, 200),
+    "binary": ("identity/infer", BINARY_HEADER + VALUES.tobytes(), OCTETS, 200),
+    "binary, packed": (
+        "identity/infer",
+        gzip.compress(BINARY_HEADER + VALUES.tobytes()),
+        {**OCTETS, "Content-Encoding": "gzip"},
+        200,
+    ),
+    "JSON, packed both ways": (
+        "identity/infer",
+        gzip.compress(json.dumps(LARGE).encode()),
+        {"Content-Encoding": "gzip", "Accept-Encoding": "gzip"},
+        200,
+    ),
+    "no JSON": ("identity/infer", b"{", {}, 400),
+    "a wrong name": ("identity/infer", COUNT, {}, 400),
+    "an unknown version": ("identity/versions/9/infer", LARGE, {}, 404),
+    "an unknown path": ("identity/nonsense", {}, {}, 404),
+    "a budget that ran out": ("slow/infer", SLOW, {"x-request-timeout-seconds": "0.2"}, 504),
+    "an unknown encoding": ("identity/infer", b"x", {"Content-Encoding": "br"}, 501),
+    "a decoupled model": ("repeat/infer", COUNT, {}, 501),
+    "generate": ("repeat/generate", {"COUNT": 1, "id": "7"}, {}, 200),
+    "generate, several responses": ("repeat/generate", {"COUNT": 2}, {}, 400),
+    "events": ("repeat/generate_stream", {"COUNT": 20}, {}, 200),
+    "events, none": ("repeat/generate_stream", {"COUNT": 0}, {}, 200),
+    "events, an error among them": ("repeat/generate_stream", {"COUNT": 666}, {}, 200),
+    "events, an error before them": ("repeat/generate_stream", {"COUNT": "x"}, {}, 400),
+    "events of a batching model": ("identity/generate_stream", {"INPUT0": [1, 2]}, {}, 200),
+}
+KEPT_HEADERS = ("content-type", "content-encoding", "inference-header-content-length")
+
+
+def http_answer(stack: Stack, call: str) -> tuple[int, dict[str, str], str]:
+    """Status, the headers that are the protocol's, and the body; without what no two calls have in common."""
+    path, body, headers, _ = HTTP_CALLS[call]
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = requests.post(f"http://{stack.http}/v2/models/{path}", data=data, headers=headers, timeout=30)
+    text = re.sub(r'"CANCELLED":\d+|(?<=deadline of )[\d.]+', "", answer.content.decode("latin-1"))
+    kept = {name.lower(): value for name, value in answer.headers.items() if name.lower() in KEPT_HEADERS}
+    return answer.status_code, kept, text
+
+
+@pytest.mark.parametrize("call", HTTP_CALLS)
+def test_http_answers_are_the_same_in_both_modes(stack: Stack, proxied: Stack, call: str) -> None:
+    """Status, headers and every byte."""
+    answer = http_answer(proxied, call)
+    assert answer == http_answer(stack, call)
+    assert answer[0] == HTTP_CALLS[call][3]
+
+
+def stream_answers(stack: Stack, headers: dict[str, str] | None = None) -> list[object]:
+    """What a stream of three requests gives: one is decoupled, one unknown, one refused."""
+    got: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    counts = {"COUNT": np.array([3], np.int32)}
+    with triton_grpc.InferenceServerClient(stack.grpc) as client:
+        client.start_stream(lambda result, error: got.put((result, error)), headers=headers)
+        client.async_stream_infer(
+            "repeat", client_inputs(triton_grpc, counts), request_id="a", enable_empty_final_response=True
+        )
+        first = [got.get(timeout=30) for _ in range(4)]
+        client.async_stream_infer("nothing", client_inputs(triton_grpc, counts), request_id="b")
+        client.async_stream_infer("identity", client_inputs(triton_grpc, {"INPUT0": VALUES}), request_id="c")
+        # With `triton_grpc_error` the first error is the end of the stream.
+        rest = [got.get(timeout=30) for _ in range(1 if headers else 2)]
+        client.stop_stream()
+    return [_seen(*answer) for answer in first] + sorted((_seen(*answer) for answer in rest), key=str)
+
+
+def _seen(result: Any, error: Any) -> object:
+    if error is not None:
+        return str(error.status()), error.message()
+    response = result.get_response()
+    values = {output.name: result.as_numpy(output.name).ravel().tolist() for output in response.outputs}
+    values.pop("CANCELLED", None)
+    return response.id, values, response.parameters["triton_final_response"].bool_param
+
+
+@pytest.mark.parametrize("headers", [None, {"triton_grpc_error": "true"}], ids=["texts", "statuses"])
+def test_streams_are_the_same_in_both_modes(stack: Stack, proxied: Stack, headers: dict[str, str] | None) -> None:
+    """Responses, their order, the empty last one, and errors in their places."""
+    answers = stream_answers(proxied, headers)
+    assert answers == stream_answers(stack, headers)
+    assert answers[:4] == [
+        ("a", {"INDEX": [0]}, False),
+        ("a", {"INDEX": [1]}, False),
+        ("a", {"INDEX": [2]}, False),
+        ("a", {}, True),
+    ]
+    assert "nothing" in str(answers[4:])
+    assert "Traceback" not in str(answers)
+
+
+def grpc_errors(stack: Stack) -> list[tuple[str, str]]:
+    """Status and text of calls that are refused."""
+    refused = []
+    with triton_grpc.InferenceServerClient(stack.grpc) as client:
+        for model, inputs, options in (
+            ("nothing", {"INPUT0": VALUES}, {}),
+            ("identity", {"OTHER": VALUES}, {}),
+            ("identity", {"INPUT0": VALUES.astype(np.int32)}, {}),
+            ("repeat", {"COUNT": np.array([1], np.int32)}, {}),
+            ("identity", {"INPUT0": VALUES}, {"model_version": "x"}),
+            ("accumulate", {"VALUE": np.array([[1]], np.int32)}, {"sequence_id": 987654}),
+        ):
+            with pytest.raises(InferenceServerException) as raised:
+                client.infer(model, client_inputs(triton_grpc, inputs), client_timeout=30, **options)
+            refused.append((str(raised.value.status()), raised.value.message()))
+    return refused
+
+
+def test_grpc_errors_are_the_same_in_both_modes(stack: Stack, proxied: Stack) -> None:
+    """Statuses and texts of one line, with nothing of Ray's in them."""
+    errors = grpc_errors(proxied)
+    assert errors == grpc_errors(stack)
+    assert not [text for _, text in errors if "\n" in text or "ray" in text.lower()]
+
+
+def num_cancelled(stack: Stack) -> int:
+    answer = requests.post(f"http://{stack.http}/v2/models/repeat/generate", json={"COUNT": 1}, timeout=30)
+    return int(answer.json()["CANCELLED"])
+
+
+def test_events_pass_the_proxy_one_by_one(proxied: Stack) -> None:
+    """The first of very many is here at once; a client that leaves stops the model's work."""
+    before = num_cancelled(proxied)
+    url, body = f"http://{proxied.http}/v2/models/repeat/generate_stream", {"COUNT": 100_000, "DELAY_MS": 20}
+    with requests.post(url, json=body, stream=True, timeout=30) as answer:
+        assert next(answer.iter_lines()).startswith(b"data: ")
+    wait_until_sync(lambda: num_cancelled(proxied) > before, timeout_s=30, what="a cancelled request")
+
+
+def test_responses_of_a_stream_pass_the_proxy_one_by_one(proxied: Stack) -> None:
+    """The same over gRPC."""
+    before = num_cancelled(proxied)
+    got: queue.Queue[Any] = queue.Queue()
+    counts = {"COUNT": np.array([100_000], np.int32), "DELAY_MS": np.array([20], np.int32)}
+    with triton_grpc.InferenceServerClient(proxied.grpc) as client:
+        client.start_stream(lambda result, error: got.put(error or int(result.as_numpy("INDEX")[0])))
+        client.async_stream_infer("repeat", client_inputs(triton_grpc, counts))
+        assert [got.get(timeout=30) for _ in range(3)] == [0, 1, 2]
+        client.stop_stream(cancel_requests=True)
+    wait_until_sync(lambda: num_cancelled(proxied) > before, timeout_s=30, what="a cancelled request")
