@@ -68,6 +68,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--times", type=int, default=1, help="how often each fault is injected")
     parser.add_argument("--only", default="", help="faults whose name has this in it")
+    parser.add_argument("--without", default=[], action="append", help="no faults whose name has this in it")
     parser.add_argument("--soak-min", type=float, default=0.0, help="minutes of load with a fault every 20 s instead")
     return parser.parse_args()
 
@@ -75,7 +76,9 @@ def parsed() -> argparse.Namespace:
 def main() -> int:
     """Start the product, do all that, stop it."""
     args = parsed()
-    faults = [fault for fault in FAULTS if args.only in fault.name]
+    faults = [
+        fault for fault in FAULTS if args.only in fault.name and not any(word in fault.name for word in args.without)
+    ]
     folder, run_dir = Path(tempfile.mkdtemp(prefix="serve-app-chaos-")), Path(f"/tmp/sx-{os.getpid()}")
     stack = ChaosStack(folder, run_dir=run_dir)
     try:
