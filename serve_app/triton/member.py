@@ -196,7 +196,8 @@ class Member:
                     self._blocks[model_name] = block.prolonged(now=now)
                 else:
                     del self._blocks[model_name]
-                    record = self._records[model_name] = ModelRecord(0.0, now)
+                    # Judged anew, but not taken for a new server, which would count as fast.
+                    record = self._records[model_name] = ModelRecord(now - started_at, now, num_answers=MIN_ANSWERS)
         record.add(now - started_at, now=now)
         return record
 
