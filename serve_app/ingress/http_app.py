@@ -31,7 +31,7 @@ def http_app(plane: DataPlane, limits: LimitSettings, *, gate: Gate | None = Non
         gate: Asked about every request; borrowed. `None`: everyone may do everything.
     """
     routes = v2_routes(plane, limits)
-    routes += document_routes(routes)
+    routes += document_routes(routes, has_keys=gate is not None)
     if gate is not None:
         guard_routes(routes, gate)
 

@@ -17,8 +17,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serve_app import __version__
+from serve_app.auth.scopes import Operation as AuthOperation
 from serve_app.ingress.middleware import SERVE_TIMEOUT_HEADER
 from serve_app.ingress.openapi_schemas import SCHEMAS, Schema, ref
+from serve_app.ingress.operations import operation_of_route
 from serve_app.protocol.binary import HEADER_LENGTH
 
 DOCUMENT_PATH = "/openapi.json"
@@ -26,6 +28,8 @@ PAGE_PATH = "/docs"
 
 _STATUS_TEXTS = {
     400: "Something in the request is not as it must be.",
+    401: "No valid API key came with the request.",
+    403: "The API key is not good for this.",
     404: "Unknown model or version, or shared memory region.",
     413: "Above a limit of size.",
     429: "Too much is waiting; `Retry-After` says for how long.",
@@ -33,6 +37,12 @@ _STATUS_TEXTS = {
     501: "Not supported.",
     503: "Not ready, or no Triton server can be reached.",
     504: "The budget ran out.",
+}
+# As `auth.credentials` reads them.
+_SECURITY_SCHEMES: dict[str, Schema] = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    "basic": {"type": "http", "scheme": "basic", "description": "Any user, the key as the password."},
 }
 _ALWAYS = (500, 503)
 _READ = (404, *_ALWAYS, 504)
@@ -167,17 +177,23 @@ def operations_of(routes: Iterable[Route]) -> Iterator[tuple[str, str]]:
         yield from ((method, route.path_format) for method in sorted(route.methods or ()) if method != "HEAD")
 
 
-def openapi_document(routes: Iterable[Route], *, server: str = "") -> dict[str, Any]:
+def openapi_document(routes: Iterable[Route], *, server: str = "", has_keys: bool = False) -> dict[str, Any]:
     """The OpenAPI 3.1 document of some routes.
 
     Args:
         routes: The application's.
         server: Prefix that the application is reached under.
+        has_keys: Whether callers need a key; those who ask for health do not.
     """
     paths: dict[str, dict[str, Any]] = {}
     for method, path in operations_of(routes):
         operation = operation_of(method, path) or Operation("Other", path)
-        paths.setdefault(path, {})[method.lower()] = _described(operation, method, path)
+        described = _described(operation, method, path)
+        if has_keys and operation_of_route(method, path) is AuthOperation.HEALTH:
+            described["security"] = []
+        elif has_keys:
+            described["responses"] |= {str(status): _error(status, path) for status in (401, 403)}
+        paths.setdefault(path, {})[method.lower()] = described
     return {
         "openapi": "3.1.0",
         "info": {
@@ -188,7 +204,8 @@ def openapi_document(routes: Iterable[Route], *, server: str = "") -> dict[str, 
         },
         **({"servers": [{"url": server}]} if server else {}),
         "paths": paths,
-        "components": {"schemas": SCHEMAS},
+        **({"security": [{name: []} for name in _SECURITY_SCHEMES]} if has_keys else {}),
+        "components": {"schemas": SCHEMAS, **({"securitySchemes": _SECURITY_SCHEMES} if has_keys else {})},
     }
 
 
@@ -237,7 +254,7 @@ def _error(status: int, path: str) -> Schema:
     return {"description": _STATUS_TEXTS[status], "content": {"application/json": {"schema": schema}}}
 
 
-def document_routes(routes: Iterable[Route]) -> list[Route]:
+def document_routes(routes: Iterable[Route], *, has_keys: bool = False) -> list[Route]:
     """`/openapi.json` and `/docs` for some routes and themselves."""
     page = resources.files("serve_app.ingress").joinpath("docs.html").read_bytes()
     documents: dict[str, bytes] = {}
@@ -246,7 +263,7 @@ def document_routes(routes: Iterable[Route]) -> list[Route]:
         server = request.scope.get("root_path", "")
         if server not in documents:
             documents.clear()  # one prefix at a time: clients do not choose how much is kept
-            documents[server] = orjson.dumps(openapi_document(described, server=server))
+            documents[server] = orjson.dumps(openapi_document(described, server=server, has_keys=has_keys))
         return Response(documents[server], media_type="application/json")
 
     async def show(request: Request) -> Response:

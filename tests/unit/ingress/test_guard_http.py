@@ -249,3 +249,15 @@ async def test_a_region_in_a_request_needs_the_scope_too() -> None:
                 )
                 assert ("lacks the scope 'shared_memory'" in answer.json.get("error", "")) == is_refused
                 assert (answer.status == 403) == is_refused
+
+
+async def test_the_document_says_how_to_send_a_key(front: GuardedFront) -> None:
+    """Its schemes, where one is needed, and what the answers without one are."""
+    answer = await ask(front, "GET", "/openapi.json", {"x-api-key": key_of("reader")})
+    document = answer.json
+    assert set(document["components"]["securitySchemes"]) == {"bearer", "apiKey", "basic"}
+    assert document["security"]
+    assert document["paths"]["/v2/health/ready"]["get"]["security"] == []
+    infer = document["paths"]["/v2/models/{name}/infer"]["post"]
+    assert {"401", "403"} <= set(infer["responses"])
+    assert "security" not in infer
