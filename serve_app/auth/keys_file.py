@@ -126,8 +126,8 @@ def new_key() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
-def entry_text(entry: KeyEntry) -> str:
-    """The lines for the file."""
+def entry_text(entry: KeyEntry, *, indent: str = "  ") -> str:
+    """The lines for the file, after `indent`."""
     content: dict[str, object] = {
         "id": entry.id,
         "sha256": entry.sha256,
@@ -139,7 +139,7 @@ def entry_text(entry: KeyEntry) -> str:
     if entry.expires is not None:
         content["expires"] = _iso(entry.expires)
     text: str = yaml.safe_dump([content], sort_keys=False, default_flow_style=None, width=1000)
-    return "".join(f"  {line}\n" for line in text.splitlines())
+    return "".join(f"{indent}{line}\n" for line in text.splitlines())
 
 
 def _iso(moment: datetime) -> str:

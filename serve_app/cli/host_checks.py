@@ -112,6 +112,13 @@ def check_keys(file: DeploymentsFile, environ: Mapping[str, str]) -> None:
     """Refuse keys that cannot be read, and an address for everybody with no keys at all."""
     for name, args in file.model_server_args():
         open_gate(args.auth, clock=MonotonicClock(), environ=environ)
+        grpc_options = file.config["grpc_options"]
+        if args.auth.is_on and file.grpc_port is not None and grpc_options.get("enable_reflection", True):
+            raise PreflightFailed(
+                "Ray Serve's own gRPC reflection is on, as it is by default, and answers without a key.",
+                "set `enable_reflection: false` below `grpc_options:`; "
+                "`serve_app.ingress.grpc_reflection.add_reflection_service` below `grpc_servicer_functions:` is ours.",
+            )
         if file.is_exposed and not args.auth.is_on and not args.auth.allow_anonymous:
             raise PreflightFailed(
                 f"HTTP would listen on {file.host}, where other machines reach it, and the application {name!r} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from datetime import datetime, timedelta, timezone
@@ -88,7 +89,8 @@ def add_to(file: Path, entry: KeyEntry) -> None:
     try:
         before = file.read_text(encoding="utf-8") if file.exists() else "keys:\n"
         known = parse_keys(before, where=where).keys if file.exists() and before.strip() != "keys:" else []
-        text = before.rstrip() + "\n" + entry_text(entry)
+        first = re.search(r"^( *)- ", before, re.MULTILINE)
+        text = before.rstrip() + "\n" + entry_text(entry, indent="  " if first is None else first[1])
         if parse_keys(text, where=f"{where} with the new key").keys != [*known, entry]:
             raise PreflightFailed(
                 f"{where} is not in the form of YAML to which lines can be added.", "add them by hand."

@@ -64,6 +64,27 @@ def test_keys_are_added_to_a_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_keeps_its_indentation(tmp_path: Path) -> None:
+    """Whoever or whatever wrote it."""
+    path = write_keys(tmp_path)
+    before = len(parse_keys(path.read_text(), where="it").keys)
+    for name in ("a", "b"):
+        assert run.invoke(app, ["keys", "new", name, "--file", str(path)]).exit_code == 0
+    assert len(parse_keys(path.read_text(), where="it").keys) == before + 2
+
+
+def test_keys_and_ray_serves_own_reflection_do_not_go_together(tmp_path: Path) -> None:
+    """It is on by default, and asks nobody."""
+    write_keys(tmp_path)
+    file = deployments(tmp_path, host="127.0.0.1", auth="{keys_file: keys.yaml}")
+    file.path.write_text("grpc_options: {grpc_servicer_functions: [a.b]}\n" + file.path.read_text())
+    environ = {"SERVE_APP_HOME": str(tmp_path)}
+    with pytest.raises(PreflightFailed, match="answers without a key"):
+        check_keys(DeploymentsFile.read(file.path, LauncherSettings()), environ)
+    file.path.write_text(file.path.read_text().replace("[a.b]", "[a.b], enable_reflection: false"))
+    check_keys(DeploymentsFile.read(file.path, LauncherSettings()), environ)
+
+
 @pytest.mark.parametrize("content", ["keys: []\n", '{"keys": []}', "keys:\n- {id: a}", None])
 def test_a_file_that_cannot_be_added_to_stays_as_it_is(tmp_path: Path, content: str | None) -> None:
     """And no key is printed, since nobody would know it."""
