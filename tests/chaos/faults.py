@@ -131,7 +131,7 @@ async def stop_tritonserver(stack: ChaosStack) -> AsyncIterator[None]:
 
 @fault("all servers gone for 20 s", hold_s=20.0, promise=Promise(is_hidden=False), is_for_soak=False)
 async def no_servers(stack: ChaosStack) -> AsyncIterator[None]:
-    await asyncio.to_thread(stack.resize_fleet, 0)
+    await asyncio.to_thread(stack.remove_fleet)
     try:
         yield
     finally:

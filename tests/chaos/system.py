@@ -43,6 +43,15 @@ class ChaosStack(Stack):
         self._document["applications"][0]["deployments"] = [{"name": "TritonServer", "num_replicas": num_servers}]
         self._put()
 
+    def remove_fleet(self) -> None:
+        """Deploy the file without the fleet; it is part of the next deploy again."""
+        document = self._document
+        try:
+            self._document = {**document, "applications": document["applications"][1:]}
+            self._put()
+        finally:
+            self._document = document
+
     def resize_front(self, num_replicas: int) -> None:
         """Deploy that many replicas of the front."""
         self._document["applications"][1]["deployments"][0]["num_replicas"] = num_replicas
