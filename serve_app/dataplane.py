@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from serve_app.admission import Admission
 from serve_app.auth.principal import is_visible
+from serve_app.batching.replica_load import ReplicaLoadStatistics
 from serve_app.clock import Clock, Deadline
 from serve_app.errors import InvalidRequest, ModelNotFound, PoolClosed, ServeAppError, Unavailable
 from serve_app.fleet_control import ChangeLog, FleetCalls, FleetControl
@@ -88,6 +90,7 @@ class PlaneStatistics:
         num_failed: Requests that ended with an error of ours.
         num_cancelled: Requests whose caller went away.
         models: Each runner's own counts, by `name` or `name/version`.
+        load: What is held against the bounds of the replica.
     """
 
     num_running: int = 0
@@ -95,6 +98,7 @@ class PlaneStatistics:
     num_failed: int = 0
     num_cancelled: int = 0
     models: dict[str, Any] = field(default_factory=dict)
+    load: ReplicaLoadStatistics = field(default_factory=lambda: ReplicaLoadStatistics(0, 0, 0))
 
 
 class DataPlane:
@@ -113,6 +117,7 @@ class DataPlane:
     Attributes:
         control: What concerns all servers together: statistics, loads and unloads, trace and log settings.
         shared_memory: What clients have Triton map.
+        admission: Asked by every way in about each inference request before it is worked on.
     """
 
     def __init__(
@@ -150,6 +155,7 @@ class DataPlane:
             log=change_log,
             timeout_s=control_timeout_s,
         )
+        self.admission = Admission(self._models.runner_of, config=config, clock=clock)
         self._statistics = PlaneStatistics()
 
     async def __aenter__(self) -> DataPlane:
@@ -189,6 +195,7 @@ class DataPlane:
             statistics.num_running -= 1
 
     async def _infer(self, request: InferRequest, deadline: Deadline | None) -> InferResponse:
+        self.admission.put_in_lane(request)
         if request.regions:
             request.place = self.shared_memory.place_of(request)
         key = (request.model_name, request.model_version)
@@ -239,6 +246,7 @@ class DataPlane:
             statistics.num_running -= 1
 
     async def _stream(self, request: InferRequest, deadline: Deadline | None) -> AsyncGenerator[InferResponse, None]:
+        self.admission.put_in_lane(request)
         if request.regions:
             request.place = self.shared_memory.place_of(request)
         key, has_begun, is_second = (request.model_name, request.model_version), False, False
@@ -315,6 +323,7 @@ class DataPlane:
     def reconfigure(self, config: ModelServerConfig) -> None:
         """Put new settings in force for every model, from the next batch on; nothing under way is lost."""
         self._config = config
+        self.admission.reconfigure(config)
         for _, served in self._models:
             served.runner.reconfigure(config.for_model(served.spec.name))
 
@@ -334,7 +343,8 @@ class DataPlane:
         """A copy of the counts, with each runner's own under `models`."""
         now = self._statistics
         models = {"/".join(filter(None, key)): served.runner.statistics() for key, served in self._models}
-        return PlaneStatistics(now.num_running, now.num_done, now.num_failed, now.num_cancelled, models)
+        load = self.admission.load.statistics()
+        return PlaneStatistics(now.num_running, now.num_done, now.num_failed, now.num_cancelled, models, load)
 
     def __repr__(self) -> str:
         return f"<DataPlane [{self._state.value}] Requests: {self._statistics.num_running} running | {self._models!r}>"

@@ -24,6 +24,9 @@ from serve_app.settings import BatchingMode, LimitSettings, ModelSettings
 OpenStream = Callable[[InferRequest, float, "float | None"], AsyncGenerator[InferResponse, None]]
 """Runs one request by `ModelStreamInfer`, given seconds for each response and for all of them (`None` for any)."""
 
+_LEAST = Load(1, 1, 0)
+"""The smallest of requests."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunnerStatistics:
@@ -123,6 +126,27 @@ class ModelRunner:
         """Look again at permits and deadlines; call it on the loop when endpoints have come or gone."""
         self._dispatcher.wake()
 
+    def check_more(self, deadline: Deadline | None = None, *, priority: int) -> None:
+        """Check that one more request may come, before anything of it has been read.
+
+        Args:
+            deadline: When it is no longer wanted, as far as that is known.
+            priority: The most urgent that it can be.
+
+        Raises:
+            Overloaded: The smallest of requests would be refused now.
+        """
+        if self._spec.is_decoupled:
+            self._check_streams()
+            return
+        if deadline is None:
+            deadline = Deadline.after(self._settings.timeout_s, now=self._clock.now())
+        self._dispatcher.check_more(_LEAST, deadline, priority=priority, gathering=self._collecting)
+
+    def _check_streams(self) -> None:
+        if self._num_streams >= self._settings.max_streams:
+            raise Overloaded(f"model {self._spec.name!r}", f"{self._num_streams} streams are under way")
+
     async def infer(self, request: InferRequest, deadline: Deadline | None = None) -> InferResponse:
         """Answer one request.
 
@@ -199,8 +223,7 @@ class ModelRunner:
         if self._open_stream is None:
             raise Unsupported(f"streams of model {self._spec.name!r}", "nothing here opens them")
         check_request(request, self._spec, self._limits)
-        if self._num_streams >= self._settings.max_streams:
-            raise Overloaded(f"model {self._spec.name!r}", f"{self._num_streams} streams are under way")
+        self._check_streams()
         left_s = None if deadline is None else deadline.remaining_s(now=self._clock.now())
         response_timeout_s = self._settings.timeout_s if left_s is None else left_s
         self._num_streams += 1

@@ -28,6 +28,10 @@ class Runner(Protocol):
         """Answer one request with every response that the model gives."""
         ...
 
+    def check_more(self, deadline: Deadline | None = None, *, priority: int) -> None:
+        """Raise `Overloaded` where the smallest request of at most that priority would be refused now."""
+        ...
+
     def reconfigure(self, settings: ModelSettings) -> None:
         """Put other settings in force."""
         ...
@@ -121,6 +125,11 @@ class ServedModels:
             self._comparing.add(task)
             task.add_done_callback(self._comparing.discard)
         return served
+
+    def runner_of(self, name: str, version: str) -> Runner | None:
+        """The runner of a model that is in service now."""
+        served = self._served.get((name, version))
+        return None if served is None else served.runner
 
     async def refresh(self, name: str) -> None:
         """Compare every version in service of a model that was just loaded or unloaded; drop it if it is not loaded."""

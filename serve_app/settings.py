@@ -102,16 +102,36 @@ class ModelSettings(Settings):
     hedge_after_s: float | None = Field(default=None, gt=0.0)
 
 
+class ReplicaSettings(Settings):
+    """What one replica takes on over all models; beyond it requests are refused with 429.
+
+    Attributes:
+        max_requests: Requests under way: being received, waiting or with Triton. Two models may fill their default
+            queues. Keep it below Ray Serve's `max_ongoing_requests` (8192), for beyond that even health calls wait.
+        max_bytes: Bytes of their bodies, messages and tensors. Twice the largest request; memory is about four times
+            that at worst, since tensors are copied on their way.
+    """
+
+    max_requests: int = Field(default=8000, ge=1)
+    max_bytes: int = Field(default=2048 * MIB, ge=1)
+
+
 class ModelServerConfig(Settings):
     """`user_config` of a ModelServer; applied in place, without a restart.
 
     Attributes:
         default: Settings of every model that is not named in `models`.
         models: Settings by model name; a model named here takes nothing from `default`.
+        replica: Bounds over all models.
+        lanes: Priorities by the `lane` of API keys: that of requests which name no `priority`, and the most urgent one
+            that the others may name. Keys in a lane that is not here have the model's `default_priority` as theirs;
+            keys without a lane, and handle calls, may name any priority.
     """
 
     default: ModelSettings = ModelSettings()
     models: dict[Name, ModelSettings] = {}
+    replica: ReplicaSettings = ReplicaSettings()
+    lanes: dict[Name, Annotated[int, Field(ge=1)]] = {}
 
     def for_model(self, model_name: str) -> ModelSettings:
         """The settings in force for a model."""

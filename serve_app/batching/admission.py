@@ -72,5 +72,5 @@ def displaced(what: str, *, retry_after_s: float) -> Overloaded:
 
 
 def priority_of(request: InferRequest, settings: QueueSettings) -> int:
-    """How urgent a request is: Triton's `priority`, where 1 goes first and 0, like none, is the default."""
-    return int(request.parameters.get("priority") or settings.default_priority)
+    """How urgent a request is: Triton's `priority`, where 1 goes first; 0, like none, is its lane's or the default."""
+    return int(request.parameters.get("priority") or request.priority or settings.default_priority)

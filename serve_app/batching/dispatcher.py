@@ -202,6 +202,16 @@ class Dispatcher:
         ):
             self.fail(item, error)
 
+    def check_more(self, more: Load, deadline: Deadline, *, priority: int, gathering: Load = NOTHING) -> None:
+        """Check the same before there is a request, of which `more` is the least that it can be; nobody has to leave.
+
+        Raises:
+            Overloaded: As `check_room`.
+        """
+        if not self._gate.has_room(more, gathering):
+            self._pump()
+        self._gate.check(more, deadline, priority=priority, gathering=gathering, num_permits=self.num_permits)
+
     def _on_cancelled(self, item: Item) -> None:
         self._counters.num_cancelled += 1
         self._detach(item)

@@ -70,6 +70,14 @@ class Gate:
         Raises:
             Overloaded: It may not; with the time after which to try again.
         """
+        leaving = self.check(more, deadline, priority=priority, gathering=gathering, num_permits=num_permits)
+        self._counters.num_refused += len(leaving)
+        return [(item, displaced(self._what, retry_after_s=self._retry_after_s())) for item in leaving]
+
+    def check(
+        self, more: Load, deadline: Deadline, *, priority: int, gathering: Load, num_permits: int
+    ) -> Sequence[Item]:
+        """Who would have to leave for a request, which is not let in yet; arguments and errors as `admit`."""
         load = self._load(gathering)
         leaving: list[Item] = []
         if not has_room(load, more, self._settings):
@@ -79,8 +87,7 @@ class Gate:
                 raise overload(load, more, self._settings, what=self._what, retry_after_s=self._retry_after_s())
         if self._waiting:
             self._check_wait(deadline, priority, num_permits)
-        self._counters.num_refused += len(leaving)
-        return [(item, displaced(self._what, retry_after_s=self._retry_after_s())) for item in leaving]
+        return leaving
 
     def _check_wait(self, deadline: Deadline, priority: int, num_permits: int) -> None:
         num_ahead = self._waiting.num_rows_ahead(priority)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from starlette.types import ASGIApp
 
 from serve_app.auth.gate import open_gate
+from serve_app.batching.replica_load import Share
 from serve_app.clock import MonotonicClock
 from serve_app.dataplane import DataPlane
 from serve_app.deployments.change_log import FleetChanges, registry_of_static
@@ -27,7 +28,7 @@ from serve_app.ingress.grpc_servicer import GrpcServicer, name_generated_modules
 from serve_app.ingress.guard import RpcGuard
 from serve_app.ingress.http_app import http_app
 from serve_app.protocol.arrays import request_of_arrays
-from serve_app.protocol.messages import Arrays, ModelSpec, ParameterValue
+from serve_app.protocol.messages import Arrays, InferRequest, ModelSpec, ParameterValue
 from serve_app.runner import ModelRunner
 from serve_app.settings import ModelServerArgs, ModelServerConfig, ModelSettings
 from serve_app.triton.resolver import EndpointResolver
@@ -228,7 +229,8 @@ class ModelServer(GrpcServicer):
             parameters=parameters,
             request_id=request_id,
         )
-        answer = await self._plane.infer(request, timeout_s=timeout_s)
+        with self._admitted(request, timeout_s):
+            answer = await self._plane.infer(request, timeout_s=timeout_s)
         return {tensor.name: tensor.to_numpy() for tensor in answer.outputs}
 
     async def stream(
@@ -270,10 +272,20 @@ class ModelServer(GrpcServicer):
             parameters=parameters,
             request_id=request_id,
         )
-        async with contextlib.aclosing(self._plane.stream(request, timeout_s=timeout_s)) as responses:
-            async for response in responses:
-                if response.outputs:
-                    yield {tensor.name: tensor.to_numpy() for tensor in response.outputs}
+        with self._admitted(request, timeout_s):
+            async with contextlib.aclosing(self._plane.stream(request, timeout_s=timeout_s)) as responses:
+                async for response in responses:
+                    if response.outputs:
+                        yield {tensor.name: tensor.to_numpy() for tensor in response.outputs}
+
+    def _admitted(self, request: InferRequest, timeout_s: float | None) -> Share:
+        return self._plane.admission.admit(
+            request.model_name,
+            request.model_version,
+            size_bytes=request.size_bytes,
+            timeout_s=timeout_s,
+            asked_priority=int(request.parameters.get("priority") or 0),
+        )
 
     async def statistics(self) -> dict[str, Any]:
         """This replica's counts and its settings in force, for tests and tools."""

@@ -7,11 +7,14 @@ import contextlib
 import math
 import re
 import zlib
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from serve_app.errors import InvalidRequest, RequestCancelled, RequestTooLarge, Unsupported
+from serve_app.admission import Admission
+from serve_app.batching.replica_load import Share
+from serve_app.errors import InvalidRequest, Overloaded, RequestCancelled, RequestTooLarge, Unsupported
 from serve_app.ingress.middleware import BUDGET_HEADER, SERVE_TIMEOUT_HEADER
 
 # Above this a body is gathered in one buffer instead of pieces that are joined in the end.
@@ -29,12 +32,14 @@ _ZERO_QUALITY = re.compile(r"q=0(\.0*)?")
 _LEAD_S = 0.02
 
 
-async def read_body(headers: Headers, receive: Receive, *, max_bytes: int) -> bytes:
+async def read_body(headers: Headers, receive: Receive, *, max_bytes: int, share: Share | None = None) -> bytes:
     """The whole body, unpacked, as `bytes`; see `read_buffer`."""
-    return bytes(await read_buffer(headers, receive, max_bytes=max_bytes))
+    return bytes(await read_buffer(headers, receive, max_bytes=max_bytes, share=share))
 
 
-async def read_buffer(headers: Headers, receive: Receive, *, max_bytes: int) -> bytes | memoryview:
+async def read_buffer(
+    headers: Headers, receive: Receive, *, max_bytes: int, share: Share | None = None
+) -> bytes | memoryview:
     """The whole body, unpacked, held once: a large one is gathered in a buffer of its own, which is a view here.
 
     A packed one is held beside what comes out of it until all of it has.
@@ -43,8 +48,10 @@ async def read_buffer(headers: Headers, receive: Receive, *, max_bytes: int) -> 
         headers: The request's headers.
         receive: ASGI's `receive` of a request whose body has not been read.
         max_bytes: Most bytes, before and after unpacking.
+        share: Holds the bytes against the replica's bound as they come.
 
     Raises:
+        Overloaded: The replica has no room for what was declared, or for what has come.
         RequestTooLarge: The declared, received or unpacked size is above `max_bytes`; raised as soon as known.
         InvalidRequest: The body is not what `Content-Encoding` says.
         Unsupported: Another encoding than gzip, deflate or identity.
@@ -54,6 +61,8 @@ async def read_buffer(headers: Headers, receive: Receive, *, max_bytes: int) -> 
     declared_bytes = int(declared) if declared.isdigit() else 0
     if declared_bytes > max_bytes:
         raise RequestTooLarge("request body", declared_bytes, max_bytes)
+    if share is not None:
+        share.expect(declared_bytes)
     chunks: list[bytes] = []
     gathered: bytearray | None = None
     size = 0
@@ -67,6 +76,8 @@ async def read_buffer(headers: Headers, receive: Receive, *, max_bytes: int) -> 
             start, size = size, size + len(chunk)
             if size > max_bytes:
                 raise RequestTooLarge("request body", size, max_bytes)
+            if share is not None:
+                share.hold(size)
             if gathered is not None:
                 gathered[start:size] = chunk
             else:
@@ -81,9 +92,36 @@ async def read_buffer(headers: Headers, receive: Receive, *, max_bytes: int) -> 
     encoding = headers.get("content-encoding", "").strip().lower()
     if not encoding or encoding == "identity":
         return body
+
+    def on_step(num_bytes: int) -> None:
+        if share is not None:
+            share.hold(size + num_bytes)
+
     if len(body) > _THREAD_ABOVE_BYTES:
-        return memoryview(await asyncio.to_thread(unpack, body, encoding=encoding, max_bytes=max_bytes))
-    return memoryview(unpack(body, encoding=encoding, max_bytes=max_bytes))
+        unpacked = await asyncio.to_thread(unpack, body, encoding=encoding, max_bytes=max_bytes, on_step=on_step)
+    else:
+        unpacked = unpack(body, encoding=encoding, max_bytes=max_bytes, on_step=on_step)
+    if share is not None:
+        share.hold(len(unpacked))
+    return memoryview(unpacked)
+
+
+def check_plain(
+    admission: Admission, name: str, version: str, body: bytes | memoryview, *, timeout_s: float | None
+) -> None:
+    """Refuse a request that asks for no priority, when its model's queue is full, without parsing it.
+
+    Before its body came it might have asked for one that makes others leave.
+
+    Raises:
+        Overloaded: It has to be refused.
+    """
+    try:
+        admission.check_more(name, version, timeout_s=timeout_s, asked_priority=0)
+    except Overloaded:
+        # A large body, which is a view, is parsed to be sure: that is done in pieces, and few are read at a time.
+        if isinstance(body, bytes) and b"priority" not in body and b"\\u" not in body:
+            raise
 
 
 def _gather(chunks: list[bytes], size_bytes: int) -> bytearray:
@@ -97,8 +135,21 @@ def _gather(chunks: list[bytes], size_bytes: int) -> bytearray:
     return body
 
 
-def unpack(body: bytes | memoryview, *, encoding: str, max_bytes: int) -> bytearray:
-    """Undo `Content-Encoding`, never producing more than `max_bytes`; see `read_buffer` for the errors."""
+def unpack(
+    body: bytes | memoryview,
+    *,
+    encoding: str,
+    max_bytes: int,
+    on_step: Callable[[int], None] = lambda num_bytes: None,
+) -> bytearray:
+    """Undo `Content-Encoding`, never producing more than `max_bytes`; see `read_buffer` for the errors.
+
+    Args:
+        body: Packed.
+        encoding: `gzip` or `deflate`.
+        max_bytes: Most bytes of the result.
+        on_step: Told now and then how many bytes there are; what it raises ends the work.
+    """
     # wbits: 31 is a gzip header, 15 a zlib one (what HTTP calls deflate), -15 none (what some clients send).
     if encoding == "gzip":
         wbits = 31
@@ -119,6 +170,7 @@ def unpack(body: bytes | memoryview, *, encoding: str, max_bytes: int) -> bytear
             rest = unpacker.unconsumed_tail
             if len(unpacked) > max_bytes:
                 raise RequestTooLarge("unpacked request body", len(unpacked), max_bytes)
+            on_step(len(unpacked))
         if unpacker.eof and not unpacker.unused_data and at >= len(body):
             return unpacked
     raise InvalidRequest("body", f"data that is not {encoding}", f"a whole {encoding} stream and nothing after it")

@@ -115,13 +115,15 @@ class ControlRoutes:
 
     async def load(self, request: Request) -> Response:
         """`POST /v2/repository[/{repository}]/models/{name}/load`, on every server; an empty answer."""
-        body = await read_body(request.headers, request.receive, max_bytes=self._limits.max_request_bytes)
-        await self._plane.control.load_model(decode_load(body, **_repository_model_of(request)))
+        with self._plane.admission.load.enter() as share:
+            limit = self._limits.max_request_bytes
+            body = await read_body(request.headers, request.receive, max_bytes=limit, share=share)
+            await self._plane.control.load_model(decode_load(body, **_repository_model_of(request)))
         return Response()
 
     async def unload(self, request: Request) -> Response:
         """`POST /v2/repository[/{repository}]/models/{name}/unload`, on every server; an empty answer."""
-        body = await read_body(request.headers, request.receive, max_bytes=self._limits.max_json_bytes)
+        body = await self._settings_body(request)
         await self._plane.control.unload_model(decode_unload(body, **_repository_model_of(request)))
         return Response()
 
@@ -161,11 +163,12 @@ class ControlRoutes:
     async def _settings_body(self, request: Request) -> bytes:
         if request.method != "POST":
             return b""
-        return await read_body(request.headers, request.receive, max_bytes=self._limits.max_json_bytes)
+        with self._plane.admission.load.enter() as share:
+            limit = self._limits.max_json_bytes
+            return await read_body(request.headers, request.receive, max_bytes=limit, share=share)
 
     async def _wants_ready_only(self, request: Request) -> bool:
-        body = await read_body(request.headers, request.receive, max_bytes=self._limits.max_json_bytes)
-        return parse_ready_flag(body)
+        return parse_ready_flag(await self._settings_body(request))
 
 
 def parse_ready_flag(body: bytes) -> bool:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.dataplane import DataPlane
 from serve_app.errors import InvalidRequest, ServeAppError
-from serve_app.ingress.body import read_body, timeout_of
+from serve_app.ingress.body import check_plain, read_body, timeout_of
 from serve_app.ingress.control_routes import model_of
 from serve_app.ingress.http_errors import error_response, error_text
 from serve_app.ingress.large_json import LargeJsonDecoder
@@ -58,11 +58,23 @@ class GenerateEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; every error becomes an answer, or an event once events have begun."""
-        try:
-            request, timeout_s = await self._decode(scope, receive)
-        except Exception as error:  # noqa: BLE001  # becomes an answer
-            await _refuse(error)(scope, receive, send)
-            return
+        with contextlib.ExitStack() as stack:
+            try:
+                headers = Headers(scope=scope)
+                name, version = model_of(scope["path_params"])
+                timeout_s = timeout_of(headers)
+                share = stack.enter_context(self._plane.admission.admit(name, version, timeout_s=timeout_s))
+                body = await read_body(headers, receive, max_bytes=self._limits.max_json_bytes, share=share)
+                check_plain(self._plane.admission, name, version, body, timeout_s=timeout_s)
+                request = await self._decode(body, name, version)
+            except Exception as error:  # noqa: BLE001  # becomes an answer
+                await _refuse(error)(scope, receive, send)
+                return
+            await self._run(request, timeout_s, scope, receive, send)
+
+    async def _run(
+        self, request: InferRequest, timeout_s: float | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         answering = asyncio.ensure_future(self._answer(request, timeout_s, scope, receive, send))
         leaving = asyncio.ensure_future(_disconnect(receive))
         try:
@@ -75,18 +87,10 @@ class GenerateEndpoint:
         if not answering.cancelled():
             answering.result()
 
-    async def _decode(self, scope: Scope, receive: Receive) -> tuple[InferRequest, float | None]:
-        headers = Headers(scope=scope)
-        name, version = model_of(scope["path_params"])
-        timeout_s = timeout_of(headers)
-        body = await read_body(headers, receive, max_bytes=self._limits.max_json_bytes)
+    async def _decode(self, body: bytes, name: str, version: str) -> InferRequest:
         spec = await self._plane.model_spec(name, version)
         decode = partial(decode_generate_request, body, spec, model_version=version)
-        if is_large(len(body)):
-            request = await self._decoder.run(decode)
-        else:
-            request = decode()
-        return request, timeout_s
+        return await self._decoder.run(decode) if is_large(len(body)) else decode()
 
     async def _answer(
         self, request: InferRequest, timeout_s: float | None, scope: Scope, receive: Receive, send: Send

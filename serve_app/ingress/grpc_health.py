@@ -16,9 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from serve_app.dataplane import DataPlane
 from serve_app.errors import ModelNotFound, ServeAppError, Unavailable
-from serve_app.ingress.grpc_errors import grpc_status_of
+from serve_app.ingress.grpc_errors import tell_error
 from serve_app.ingress.guard import RpcGuard
-from serve_app.ingress.http_errors import error_text
 
 Message = Any
 
@@ -42,8 +41,7 @@ def telling_errors(grpc_context: Any) -> Iterator[None]:
     try:
         yield
     except ServeAppError as error:
-        grpc_context.set_code(grpc_status_of(error))
-        grpc_context.set_details(error_text(error))
+        tell_error(error, grpc_context)
         raise
 
 

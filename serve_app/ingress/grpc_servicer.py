@@ -1,7 +1,8 @@
 """Triton's `GRPCInferenceService` over the data plane.
 
 Ray Serve calls the methods of the deployment that are named like the RPCs, so this is a class for the deployment to
-inherit from. Errors set the status on Serve's gRPC context and are raised again: Serve then sends that status.
+inherit from. Errors set the status on Serve's gRPC context and are raised again: Serve then sends that status. Those
+of overload are not raised: Serve would log each with its trace, and leave out the metadata that says when to come back.
 """
 
 # RPC names are the methods' names.
@@ -16,17 +17,17 @@ from functools import partial, wraps
 from typing import Any
 
 import grpc
+from google.protobuf import empty_pb2
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from serve_app.dataplane import DataPlane
-from serve_app.errors import ServeAppError, Unsupported
+from serve_app.errors import Overloaded, ServeAppError, Unsupported
 from serve_app.ingress.control_routes import server_metadata
-from serve_app.ingress.grpc_errors import grpc_status_of
+from serve_app.ingress.grpc_errors import tell_error
 from serve_app.ingress.grpc_health import HealthServicer
 from serve_app.ingress.grpc_reflection import ReflectionServicer
-from serve_app.ingress.grpc_stream import InferStream
+from serve_app.ingress.grpc_stream import InferStream, admitted
 from serve_app.ingress.guard import answering_for
-from serve_app.ingress.http_errors import error_text
 from serve_app.ingress.memory import give_back
 from serve_app.protocol.grpc_codec import decode_infer_request, encode_infer_response, large_infer_response
 from serve_app.protocol.wire import read_infer_request
@@ -81,11 +82,13 @@ def answering_errors(rpc: Rpc) -> Rpc:
                 return await rpc(self, request, grpc_context)
             with answering_for(self._guard.admit(rpc.__name__, request, grpc_context)):
                 return await rpc(self, request, grpc_context)
+        except Overloaded as error:
+            tell_error(error, grpc_context)
+            return empty_pb2.Empty()  # not sent, for the status is not OK
         except Exception as error:
             if not isinstance(error, ServeAppError):
                 logger.exception("%s failed in a way that has no error class", rpc.__name__)
-            grpc_context.set_code(grpc_status_of(error))
-            grpc_context.set_details(error_text(error))
+            tell_error(error, grpc_context)
             raise
 
     return call
@@ -146,9 +149,10 @@ class GrpcServicer(HealthServicer, ReflectionServicer):
     @answering_errors
     async def ModelInfer(self, request: Message, grpc_context: Any) -> Message:
         """One inference request."""
-        decoded = decode_infer_request(request)
-        await give_back(decoded.size_bytes)
-        answer = await self._plane.infer(decoded)
+        with admitted(self._plane, request):
+            decoded = decode_infer_request(request)
+            await give_back(decoded.size_bytes)
+            answer = await self._plane.infer(decoded)
         await give_back(answer.size_bytes)
         return large_infer_response(answer) or encode_infer_response(answer)
 
@@ -166,9 +170,10 @@ class GrpcServicer(HealthServicer, ReflectionServicer):
             async with contextlib.aclosing(stream.answer(requests)) as answers:
                 async for answer in answers:
                     yield answer
+        except Overloaded as error:
+            tell_error(error, grpc_context)
         except Exception as error:
-            grpc_context.set_code(grpc_status_of(error))
-            grpc_context.set_details(error_text(error))
+            tell_error(error, grpc_context)
             raise
 
     @answering_errors

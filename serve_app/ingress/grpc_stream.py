@@ -11,10 +11,12 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from serve_app.auth.principal import CALLER, Principal
+from serve_app.batching.lanes import MOST_URGENT
+from serve_app.batching.replica_load import Share
 from serve_app.dataplane import DataPlane
 from serve_app.errors import ServeAppError
 from serve_app.ingress.http_errors import error_text
-from serve_app.protocol.grpc_codec import decode_infer_request, encode_infer_response
+from serve_app.protocol.grpc_codec import decode_infer_request, encode_infer_response, heading_of
 from serve_app.protocol.messages import InferRequest
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,22 @@ MAX_BUFFERED = 2
 
 Message = Any
 _Answer = Message | Exception | None
+
+
+def admitted(plane: DataPlane, message: Message) -> Share:
+    """A request's share of what the replica may take on; before its tensors are looked at.
+
+    Raises:
+        Overloaded: It has to be refused.
+        InvalidRequest: It is no `ModelInferRequest`.
+    """
+    heading = heading_of(message)
+    return plane.admission.admit(
+        heading.model_name,
+        heading.model_version,
+        size_bytes=heading.size_bytes,
+        asked_priority=MOST_URGENT if heading.asks_priority else 0,
+    )
 
 
 class InferStream:
@@ -92,15 +110,23 @@ class InferStream:
 
     async def _begin(self, message: Message) -> None:
         await self._room.acquire()
+        share: Share | None = None
         try:
             if self._admit is not None:
                 CALLER.set(self._admit(message))  # of this reading task, and of those that it starts
+            share = admitted(self._plane, message)
             request = decode_infer_request(message)
             spec = await self._plane.model_spec(request.model_name, request.model_version)
         except Exception as error:  # noqa: BLE001  # every error is its request's answer
             self._room.release()
+            if share is not None:
+                share.release()
             await self._fail(message.id, error)
             return
+        except BaseException:
+            if share is not None:
+                share.release()
+            raise
         done = asyncio.Event()
         turn = None
         if not spec.is_decoupled:
@@ -115,6 +141,7 @@ class InferStream:
 
         def finish(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
+            share.release()
             self._room.release()
             done.set()
             if self._sequences.get(key) is done:

@@ -15,6 +15,7 @@ from serve_app.dataplane import DataPlane
 from serve_app.errors import ServeAppError
 from serve_app.ingress.body import (
     accepted_encoding,
+    check_plain,
     pack_body,
     read_buffer,
     timeout_of,
@@ -73,7 +74,20 @@ class InferEndpoint:
         name, version = model_of(scope["path_params"])
         timeout_s = timeout_of(headers)
         header_length = parse_header_length(headers.get(HEADER_LENGTH))
-        body = await read_buffer(headers, receive, max_bytes=self._limits.max_request_bytes)
+        with self._plane.admission.admit(name, version, timeout_s=timeout_s) as share:
+            body = await read_buffer(headers, receive, max_bytes=self._limits.max_request_bytes, share=share)
+            check_plain(self._plane.admission, name, version, body, timeout_s=timeout_s)
+            return await self._answer(headers, body, name, version, header_length, timeout_s)
+
+    async def _answer(
+        self,
+        headers: Headers,
+        body: bytes | memoryview,
+        name: str,
+        version: str,
+        header_length: int | None,
+        timeout_s: float | None,
+    ) -> Response:
         spec = await self._plane.model_spec(name, version, timeout_s=timeout_s)
         decode = partial(
             decode_infer_request,

@@ -6,6 +6,7 @@ Messages are built anew each time: one that is reused keeps the memory of every 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -75,7 +76,7 @@ def decode_infer_request(message: Any) -> InferRequest:
         try:
             pb, raw = message.parse()
         except DecodeError:
-            raise InvalidRequest("request", "bytes that are no such message", "a ModelInferRequest") from None
+            raise _no_message() from None
     else:
         pb, raw = message, message.raw_input_contents
     regions = [
@@ -116,6 +117,43 @@ def decode_infer_request(message: Any) -> InferRequest:
     outputs = [_requested_output(entry, f"outputs[{index}]") for index, entry in enumerate(pb.outputs)]
     names = regions_of(inputs, outputs)
     return InferRequest(pb.model_name, inputs, pb.model_version, pb.id, outputs, parameters, names)
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What is seen of a `ModelInferRequest` before its tensors are looked at.
+
+    Attributes:
+        model_name: The model.
+        model_version: Its version.
+        size_bytes: Bytes of the message.
+        asks_priority: Whether it has a parameter `priority`.
+    """
+
+    model_name: str
+    model_version: str
+    size_bytes: int
+    asks_priority: bool
+
+
+def heading_of(message: Any) -> Heading:
+    """The heading of a message, or of a `LargeRequest`.
+
+    Raises:
+        InvalidRequest: No such message.
+    """
+    if isinstance(message, LargeRequest):
+        try:
+            pb, size_bytes = message.parse()[0], len(message.data)
+        except DecodeError:
+            raise _no_message() from None
+    else:
+        pb, size_bytes = message, message.ByteSize()
+    return Heading(pb.model_name, pb.model_version, size_bytes, "priority" in pb.parameters)
+
+
+def _no_message() -> InvalidRequest:
+    return InvalidRequest("request", "bytes that are no such message", "a ModelInferRequest")
 
 
 def _region_of(entry: Any, field: str) -> Region | None:

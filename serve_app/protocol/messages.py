@@ -49,6 +49,7 @@ class InferRequest:
         place: Where it has to run (`Endpoint.place`); empty for anywhere.
         num_callers: Requests whose rows are merged in it.
         num_losses: Times it was lost with a server or a model's process; one that was is sent alone, and only once.
+        priority: How urgent it is here if `parameters` name no `priority`; 0: as the model's settings say.
     """
 
     model_name: str
@@ -61,6 +62,7 @@ class InferRequest:
     place: str = ""
     num_callers: int = 1
     num_losses: int = 0
+    priority: int = 0
 
     @property
     def size_bytes(self) -> int:

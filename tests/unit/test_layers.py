@@ -19,7 +19,7 @@ LAYERS = [
     {"protocol"},
     {"metrics"},
     {"triton", "batching", "fleet", "autoscaling", "samples", "auth"},
-    {"runner", "served_models", "fleet_control", "shared_memory"},
+    {"runner", "served_models", "fleet_control", "shared_memory", "admission"},
     {"dataplane"},
     {"ingress"},
     {"deployments", "client"},
