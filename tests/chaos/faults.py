@@ -79,8 +79,7 @@ async def kill_tritonserver(stack: ChaosStack) -> AsyncIterator[None]:
 
 @fault("kill -9 a model's python stub")
 async def kill_stub(stack: ChaosStack) -> AsyncIterator[None]:
-    stubs = [child for child in stack.tritonservers()[0].children() if f"/{MODEL}/" in " ".join(child.cmdline())]
-    stubs[0].kill()
+    stack.stubs(stack.tritonservers()[0], MODEL)[0].kill()
     yield
 
 
@@ -167,10 +166,13 @@ async def slow_tritonserver(stack: ChaosStack) -> AsyncIterator[None]:
 async def reset_connections(stack: ChaosStack) -> AsyncIterator[None]:
     server = stack.tritonservers()[0]
     ports = {one.laddr.port for one in server.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+    num_broken = 0
     for replica in stack.actors("ServeReplica:models:ModelServer"):
         for connection in replica.net_connections("tcp"):
             if connection.raddr and connection.raddr.port in ports:
                 _shut_down(replica.pid, connection.fd)
+                num_broken += 1
+    assert num_broken >= 2, "the replicas have no connections to the server"
     yield
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import requests
 
+from tests.chaos.traffic import MODEL
 from tests.support.stack import Stack, name_of
 from tests.support.waiting import wait_until_sync
 
@@ -37,6 +38,18 @@ class ChaosStack(Stack):
                 found.append(process)
         assert found, f"no process ray::{what}"
         return sorted(found, key=psutil.Process.create_time)
+
+    @staticmethod
+    def stubs(server: psutil.Process, model: str) -> list[psutil.Process]:
+        """The living processes in which a server runs a python model."""
+        found = []
+        for child in server.children():
+            try:
+                if f"/{model}/" in " ".join(child.cmdline()):
+                    found.append(child)
+            except psutil.Error:
+                continue
+        return found
 
     def resize_fleet(self, num_servers: int) -> None:
         """Deploy that many servers."""
@@ -100,10 +113,10 @@ class ChaosStack(Stack):
     def is_whole(self) -> bool:
         """Whether everything of which there are two is there twice, and both apps run."""
         try:
-            num_servers = len(self.live_servers(self.tritonservers()))
+            num_servers = sum(bool(self.stubs(server, MODEL)) for server in self.live_servers(self.tritonservers()))
             num_replicas = len(self.actors("ServeReplica:models:ModelServer"))
             return num_servers == num_replicas == 2 and self._is_running("models") and self._is_running("triton")
-        except (AssertionError, requests.RequestException, KeyError):
+        except (AssertionError, requests.RequestException, KeyError, psutil.Error):
             return False
 
 

@@ -179,7 +179,7 @@ class SteadyLoad:
             answer = await self._http_client.infer(MODEL, [tensor])
         except InferenceServerException as error:
             if (error.status() or "").isdigit() and error.message():
-                raise TypedError(f"HTTP {error.status()}") from error
+                raise TypedError(_kind(f"HTTP {error.status()}", error.message())) from error
             raise LostAnswer(str(error)[:60]) from error
         except aiohttp.ClientError as error:
             raise LostAnswer(type(error).__name__) from error
@@ -194,7 +194,8 @@ class SteadyLoad:
         except InferenceServerException as error:
             if _OF_TRANSPORT.search(error.message()):
                 raise LostAnswer(f"{error.status()}: {error.message()}"[:60]) from error
-            raise TypedError(f"gRPC {(error.status() or '').removeprefix('StatusCode.')}") from error
+            status = (error.status() or "").removeprefix("StatusCode.")
+            raise TypedError(_kind(f"gRPC {status}", error.message())) from error
         values: npt.NDArray[np.float32] = answer.as_numpy("OUTPUT0")
         return values
 
@@ -218,4 +219,14 @@ def errors_by_kind(ended: list[Ended]) -> Counter[str]:
 
 def _error_of(status: int, content_type: str, text: str) -> Exception:
     is_ours = content_type == "application/json" and '"error"' in text
-    return TypedError(f"HTTP {status}") if is_ours else LostAnswer(f"HTTP {status} {content_type}: {text[:40]!r}")
+    return (
+        TypedError(_kind(f"HTTP {status}", text))
+        if is_ours
+        else LostAnswer(f"HTTP {status} {content_type}: {text[:40]!r}")
+    )
+
+
+def _kind(status: str, text: str) -> str:
+    """A status and the beginning of its text, without what differs from one time to the next."""
+    words = re.sub(r"[0-9a-f.:]{5,}|[0-9]+|[{}\"]", "", text.removeprefix('{"error":'))
+    return f"{status} {words[:70].strip()}"
