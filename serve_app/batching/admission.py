@@ -66,6 +66,14 @@ def too_long(num_rows_ahead: int, wait_s: float, may_wait_s: float, *, what: str
     return Overloaded(what, reason, max(wait_s - may_wait_s, 0.0))
 
 
+def out_of_time(what: str, left_s: float, takes_s: float, retry_after_s: float) -> Overloaded:
+    """The error for who has waited so long that the model cannot answer it in time any more."""
+    reason = (
+        f"it has waited too long: an answer takes {takes_s:.3g} s, and {max(left_s, 0.0):.3g} s of its budget are left"
+    )
+    return Overloaded(what, reason, retry_after_s)
+
+
 def displaced(what: str, *, retry_after_s: float) -> Overloaded:
     """The error for who made room for something more urgent."""
     return Overloaded(what, "requests of higher priority have taken its place in the queue", retry_after_s)

@@ -251,6 +251,11 @@ class Dispatcher:
         now = self._clock.now()
         self._expire()
         while self._waiting and len(self._batches) < self.num_permits:
+            hopeless = self._gate.hopeless(self._waiting.next_queue())
+            if hopeless:
+                for item, error in hopeless:
+                    self.fail(item, error)
+                continue
             slices = self._next_slices()
             if slices:
                 self._start(slices, now)
@@ -285,6 +290,9 @@ class Dispatcher:
     async def _carry(self, batch: Batch) -> None:
         try:
             num_calls = await self._sender.run(batch)
+        except asyncio.CancelledError:
+            self._gate.note_given_up(batch)
+            raise
         finally:
             # Before its callers wake up, so that one who comes back at once finds the dispatcher idle.
             self._batches.discard(batch)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
-from serve_app.batching.admission import Load, displaced, has_room, overload, too_long
+from serve_app.batching.admission import Load, displaced, has_room, out_of_time, overload, too_long
 from serve_app.batching.item import Batch, Item
 from serve_app.batching.service_rate import ServiceRate
 from serve_app.batching.service_time import ServiceTime
@@ -13,6 +14,10 @@ from serve_app.batching.waiting import WaitingItems
 from serve_app.clock import Clock, Deadline
 from serve_app.errors import Overloaded
 from serve_app.settings import QueueSettings
+
+_MARGIN = 1.1
+"""What a budget has to be more than the time foreseen: batches are not all alike, and an answer that comes a moment too
+late is work for nothing, in a full queue for one request after the other."""
 
 
 class Gate:
@@ -43,6 +48,33 @@ class Gate:
         now = self._clock.now()
         self._rate.add(batch.num_rows, now=now)
         self._time.add(batch.num_rows, now - batch.started_at, was_pressed=batch.was_pressed)
+
+    def note_given_up(self, batch: Batch) -> None:
+        """Learn from a batch that was cancelled because nobody waited for it any more."""
+        self._time.note_longer(self._clock.now() - batch.started_at)
+
+    def hopeless(self, queue: Iterable[Item]) -> list[tuple[Item, Overloaded]]:
+        """Who of the next in line has less time left than the quickest of the last batches took, with an error each.
+
+        To send them would take the model's time from those who can still be answered: every batch would be given up
+        shortly before its end, one after the other. Where nobody else waits they are sent all the same, for then it
+        costs nobody anything, and the model may have become quicker.
+
+        Args:
+            queue: What is about to be sent, the first first.
+        """
+        shortest_s, now = self._time.shortest_s, self._clock.now()
+        if not shortest_s or len(self._waiting) <= 1:
+            return []
+        next_ones = islice(queue, self._max_batch_rows)
+        found = [item for item in next_ones if not item.next_row and item.deadline.expires_at - now < shortest_s]
+        if len(found) == len(self._waiting):
+            return []
+        self._counters.num_refused += len(found)
+        return [
+            (item, out_of_time(self._what, item.deadline.remaining_s(now=now), shortest_s, self._retry_after_s()))
+            for item in found
+        ]
 
     def rows_per_s(self) -> float:
         """Rows answered per second lately."""
@@ -92,7 +124,7 @@ class Gate:
     def _check_wait(self, deadline: Deadline, priority: int, num_permits: int) -> None:
         num_ahead = self._waiting.num_rows_ahead(priority)
         wait_s = self._time.wait_s(num_ahead, num_permits=num_permits, max_batch_rows=self._max_batch_rows)
-        may_wait_s = deadline.remaining_s(now=self._clock.now())
+        may_wait_s = deadline.remaining_s(now=self._clock.now()) / _MARGIN
         if self._settings.max_wait_s is not None:
             may_wait_s = min(may_wait_s, self._settings.max_wait_s)
         if num_ahead and wait_s > may_wait_s:

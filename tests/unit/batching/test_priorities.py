@@ -120,12 +120,14 @@ async def test_nobody_leaves_in_vain(bench: Bench) -> None:
 
 
 async def test_what_cannot_be_done_in_time_is_refused_at_once(bench: Bench) -> None:
-    """Three batches of a second are before it: a budget of 2 s is refused with a time, one of 10 s is not."""
+    """One batch of a second has just begun and three are before it: a budget of 2 s is refused, one of 10 s is not."""
     await bench.learn(1.0)
     waiting = [await bench.occupy(), bench.ask(1.0), bench.ask(2.0), bench.ask(3.0)]
-    with pytest.raises(Overloaded, match=r"12 rows go first, which takes about 4 s, and it may wait 2 s") as refused:
+    with pytest.raises(
+        Overloaded, match=r"12 rows go first, which takes about 5 s, and it may wait 1\.82 s"
+    ) as refused:
         bench.ask(4.0, timeout_s=2.0)
-    assert refused.value.retry_after_s == pytest.approx(2.0)
+    assert refused.value.retry_after_s == pytest.approx(5.0 - 2.0 / 1.1)
     waiting += [bench.ask(5.0, timeout_s=10.0), bench.ask(6.0, priority=1, timeout_s=2.0)]
     bench.model.release()
     await asyncio.gather(*waiting)
@@ -162,9 +164,67 @@ async def test_failures_teach_nothing(bench: Bench) -> None:
     bench.model.release()
     with pytest.raises(BackendFailed):
         await failing
-    waiting = [await bench.occupy(), bench.ask(1.0), bench.ask(2.0, timeout_s=3.0)]
+    waiting = [await bench.occupy(), bench.ask(1.0), bench.ask(2.0, timeout_s=3.5)]
     bench.model.release()
     await asyncio.gather(*waiting)
+
+
+async def test_who_has_too_little_time_left_makes_way(bench: Bench) -> None:
+    """A batch takes a second: what has less left is refused rather than sent, for it would only keep others from it."""
+    await bench.learn(1.0)
+    first = await bench.occupy()
+    late = [bench.ask(value, timeout_s=3.5) for value in (1.0,)]
+    late.append(bench.ask(2.0, rows=2, timeout_s=5.0))
+    good = bench.ask(3.0, timeout_s=20.0)
+    bench.clock.advance(3.0)
+    bench.model.release()
+    await first
+    with pytest.raises(Overloaded, match=r"an answer takes 1 s, and 0\.5 s of its budget are left"):
+        await late[0]
+    await asyncio.gather(late[1], good)
+    assert bench.sent == [0.0, 1.0, 0.0, 2.0, 3.0]
+    counters = bench.dispatcher.statistics().counters
+    assert (counters.num_refused, counters.num_expired) == (1, 0)
+
+
+async def test_who_is_alone_is_sent_with_little_time_left(bench: Bench) -> None:
+    """Where nobody else waits it costs nobody anything, and the model may have become quicker."""
+    await bench.learn(1.0)
+    first = await bench.occupy()
+    late = bench.ask(1.0, timeout_s=3.5)
+    bench.clock.advance(3.0)
+    bench.model.release()
+    await asyncio.gather(first, late)
+
+
+async def test_what_was_given_up_has_taken_long(bench: Bench) -> None:
+    """Batches that nobody waits for any more count: else only quick ones would, and a slow model would look quick."""
+    await bench.learn(1.0)
+    for _ in range(10):
+        bench.model.hold()
+        given_up = bench.ask(1.0)
+        await until(lambda: bench.model.num_running == 1)
+        bench.clock.advance(10.0)
+        given_up.cancel()
+        await until(lambda: bench.dispatcher.is_idle)
+    first, second = await bench.occupy(), bench.ask(2.0)
+    with pytest.raises(Overloaded, match="which takes about"):
+        bench.ask(3.0, timeout_s=8.0)  # with batches of a second that would have been time enough
+    bench.model.release()
+    await asyncio.gather(first, second)
+
+
+def test_service_time_counts_whole_batches() -> None:
+    """A request that waits for seven of eight rows is in the next batch, and one that waits for eight is not."""
+    time = ServiceTime()
+    assert (time.shortest_s, time.wait_s(8, num_permits=1, max_batch_rows=8)) == (0.0, 0.0)
+    time.add(8, 1.0, was_pressed=True)
+    waits = [time.wait_s(ahead, num_permits=2, max_batch_rows=8) for ahead in (0, 7, 8, 16)]
+    assert waits == [1.5, 1.5, 2.0, 2.5]
+    time.note_longer(0.5)
+    assert time.shortest_s == 1.0
+    time.add(8, 0.5, was_pressed=True)
+    assert time.shortest_s == 0.5
 
 
 def test_service_time_follows_faster_to_the_better() -> None:
@@ -173,7 +233,7 @@ def test_service_time_follows_faster_to_the_better() -> None:
     for _ in range(20):
         time.add(8, 1.0, was_pressed=True)
     time.add(8, 2.0, was_pressed=True)
-    assert time.wait_s(0, num_permits=1, max_batch_rows=8) == pytest.approx(1.1)
+    assert time.wait_s(0, num_permits=1, max_batch_rows=8) == pytest.approx(2 * 1.1)
     for _ in range(10):
         time.add(8, 0.01, was_pressed=True)
     assert time.wait_s(80, num_permits=2, max_batch_rows=8) < 0.3
