@@ -23,7 +23,7 @@ from serve_app.fleet.guard import remove_files
 from serve_app.fleet.preflight import SHARED_MEMORY
 from serve_app.fleet.probe import READY, ModelState, ServerProbe
 from serve_app.fleet.restart import RestartState, decide_restart
-from serve_app.fleet.stubs import Stub, dead_stubs, find_stubs, is_running, model_of
+from serve_app.fleet.stubs import Stub, find_stubs, is_running, model_of, num_instances
 from serve_app.settings import RestartSettings
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,8 @@ class LoadedModels:
         self._clock = clock
         self._stubs: dict[int, tuple[Stub, str]] = {}
         self._lingering: set[int] = set()
+        self._suspects: set[str] = set()
+        self._groups: dict[str, list[str]] = {}
         self._healings: dict[str, _Healing] = {}
         self._lock = asyncio.Lock()
 
@@ -134,7 +136,7 @@ class LoadedModels:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                if any(not is_running(pid, self._server_pid) for pid in self._stubs):
+                if self._suspects or any(not is_running(pid, self._server_pid) for pid in self._stubs):
                     async with self._lock:
                         for name in await self._dead_models():
                             await self._heal(name)
@@ -155,32 +157,50 @@ class LoadedModels:
         fresh = [stub for stub in living if stub.pid not in self._stubs and stub.pid not in self._lingering]
         if not fresh:
             return
-        groups: dict[str, list[str]] = {}
+        self._groups = {}
         for name in dict.fromkeys(state.name for state in self.states if state.state == READY):
             with contextlib.suppress(ServeAppError):  # Unloaded meanwhile.
                 config = await self._probe.model_config(name, timeout_s=CALL_TIMEOUT_S)
-                groups[name] = [group.name for group in config.instance_group]
+                self._groups[name] = [group.name for group in config.instance_group]
         for stub in fresh:
             # A stub of no ready model belongs to one that is being loaded, or is there to complete a config.
-            if (model := model_of(stub, groups)) is not None:
+            if (model := model_of(stub, self._groups)) is not None:
                 self._stubs[stub.pid] = (stub, model)
 
     async def _dead_models(self) -> list[str]:
-        """Models that have lost a stub although they are ready; forgets the stubs of those that were unloaded."""
-        lost: list[tuple[Stub, str]] = []
+        """Models that have lost a stub although they are ready.
+
+        A stub that ends is no loss by itself: a client may have loaded the model again, with the same config or with
+        one of fewer instances or of groups with other names, and then the older stubs end once the newer ones run. So
+        a model that has lost one is suspect until it has as many as it has instances.
+        """
+        for pid in [pid for pid in self._stubs if not is_running(pid, self._server_pid)]:
+            self._suspects.add(self._stubs.pop(pid)[1])
+        lost: list[str] = []
         for attempt in range(2):
             if attempt:  # Somebody else may be reloading the model just now.
                 await asyncio.sleep(LOOK_S / 2)
             await self._refresh()
             living = await asyncio.to_thread(find_stubs, self._server_pid)
             current = [stub for stub in living if stub.pid not in self._lingering]
-            lost = [self._stubs[stub.pid] for stub in dead_stubs((s for s, _ in self._stubs.values()), current)]
-            if not any(self.is_ready(model) for _, model in lost):
+            missing = {name: await self._num_missing(name, current) for name in self._suspects}
+            self._suspects -= {name for name, count in missing.items() if count == 0}
+            lost = [name for name, count in missing.items() if count > 0]
+            if not lost:
                 break
-        gone = [pid for pid in self._stubs if not is_running(pid, self._server_pid)]
-        for pid in gone:
-            del self._stubs[pid]
-        return list(dict.fromkeys(model for _, model in lost if self.is_ready(model)))
+        self._suspects -= set(lost)
+        return lost
+
+    async def _num_missing(self, name: str, living: Iterable[Stub]) -> int:
+        """How many stubs a model lacks; negative while older ones are about to end, 0 for one that is not ready."""
+        if not self.is_ready(name):
+            return 0
+        try:
+            config = await self._probe.model_config(name, timeout_s=CALL_TIMEOUT_S)
+        except ServeAppError:  # Unloaded meanwhile.
+            return 0
+        self._groups[name] = [group.name for group in config.instance_group]
+        return num_instances(config) - sum(model_of(stub, self._groups) == name for stub in living)
 
     async def _heal(self, name: str) -> None:
         """Unload and load a model that lost a stub.

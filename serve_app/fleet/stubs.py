@@ -1,4 +1,4 @@
-"""The python backend's stub processes: who they are, and which of them died. Triton 24.10 notices only on a request."""
+"""The python backend's stub processes: who they are, and how many a model needs. Triton itself does not watch them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -81,16 +82,6 @@ def model_of(stub: Stub, instance_groups: Mapping[str, Iterable[str]]) -> str | 
     return owners[0] if len(owners) == 1 else None
 
 
-def dead_stubs(known: Iterable[Stub], living: Iterable[Stub]) -> list[Stub]:
-    """The known stubs that are gone and whose instance no living stub runs.
-
-    While a model is loaded again, an instance has two stubs for a moment, and the end of the older one is no loss.
-
-    Args:
-        known: From an earlier look.
-        living: From `find_stubs` now, less those of versions that are being unloaded.
-    """
-    living = list(living)
-    pids = {stub.pid for stub in living}
-    served = {(stub.instance, stub.model_path) for stub in living}
-    return [stub for stub in known if stub.pid not in pids and (stub.instance, stub.model_path) not in served]
+def num_instances(config: Any) -> int:
+    """How many instances a model has by its `ModelConfig`, each with a stub of its own; on each GPU of a group."""
+    return sum(group.count * max(len(group.gpus), 1) for group in config.instance_group)

@@ -235,6 +235,35 @@ async def test_a_healed_model_keeps_the_config_that_a_client_gave_it(state_dir: 
     assert leftovers(state_dir) == []
 
 
+async def test_a_model_that_a_client_loads_again_is_not_healed(state_dir: Path, tmp_path: Path) -> None:
+    """Neither when its instances get other names, nor when they become fewer; a later loss is noticed."""
+    write_model(tmp_path, "again", config=python_config(count=2))
+    async with supervised(settings(tmp_path), state_dir) as supervisor:
+        assert supervisor.endpoint is not None
+        async with ServerProbe(supervisor.endpoint.address, secret=supervisor.endpoint.secret) as client:
+            config = json_format.MessageToDict(
+                await client.model_config("again", timeout_s=5), preserving_proto_field_name=True
+            )
+            for name in ("renamed", "again_0"):
+                config["instance_group"] = [{"name": name, "count": 1, "kind": "KIND_CPU"}]
+                config["max_batch_size"] -= 1
+                old = {stub.pid for stub in stubs(supervisor)}
+                await client.load("again", config=json.dumps(config), timeout_s=20)
+                gone = functools.partial(are_replaced, supervisor, old)
+                await eventually(gone, timeout_s=10.0, what="the end of the stubs before")
+        await eventually(lambda: len(supervised_stubs(supervisor)) == 1, timeout_s=10.0, what="the stub's being known")
+        assert supervisor.num_healed == 0
+        os.kill(stubs(supervisor)[0].pid, signal.SIGKILL)
+        await eventually(functools.partial(has_healed, supervisor, 1), timeout_s=10.0, what="healing")
+    assert leftovers(state_dir) == []
+
+
+def are_replaced(supervisor: TritonSupervisor, old: set[int]) -> bool:
+    """Whether none of these stubs runs any more, and another does."""
+    now = {stub.pid for stub in stubs(supervisor)}
+    return bool(now) and not now & old
+
+
 async def test_a_stub_that_keeps_dying_leaves_the_others_alone(state_dir: Path, tmp_path: Path) -> None:
     """A model whose stub dies over and over is unloaded in the end; the server and its other models go on."""
     write_model(tmp_path, "good")

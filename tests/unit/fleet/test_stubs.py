@@ -6,8 +6,10 @@ import os
 import subprocess
 
 import pytest
+from google.protobuf import json_format
+from tritonclient.grpc import model_config_pb2
 
-from serve_app.fleet.stubs import Stub, dead_stubs, is_running, model_of, parse_stub
+from serve_app.fleet.stubs import Stub, is_running, model_of, num_instances, parse_stub
 
 
 def cmdline(instance: str, path: str = "/repo/digits/1/model.py") -> list[str]:
@@ -48,21 +50,12 @@ def test_models(instance: str, path: str, expected: str | None) -> None:
     assert model_of(stub(1, instance, path), groups) == expected
 
 
-def test_the_dead_are_those_whose_instance_nobody_runs() -> None:
-    """A stub that is gone is dead, unless another process runs the same instance of the same version."""
-    known = [stub(1, "m_0_0"), stub(2, "m_0_1")]
-    assert dead_stubs(known, known) == []
-    assert dead_stubs(known, [known[0]]) == [known[1]]
-    assert dead_stubs(known, [known[0], stub(9, "m_0_1")]) == []
-    assert dead_stubs(known, [known[0], stub(9, "m_0_1", "/repo/m/2/model.py")]) == [known[1]]
-    assert dead_stubs(known, []) == known
-    assert dead_stubs([], [stub(9, "m_0_1")]) == []
-
-
-def test_the_older_stub_of_a_reload_is_no_loss() -> None:
-    """When both stubs of a model that was loaded again were seen at once, the end of the older one is expected."""
-    known = [stub(1, "m_0_0"), stub(2, "m_0_0")]
-    assert dead_stubs(known, [known[1]]) == []
+def test_instances_are_counted_on_each_device() -> None:
+    """The groups' counts, each for every GPU that its group names."""
+    groups = [{"count": 2, "kind": "KIND_CPU"}, {"count": 3, "kind": "KIND_GPU", "gpus": [0, 1]}]
+    config = json_format.ParseDict({"instance_group": groups}, model_config_pb2.ModelConfig())
+    assert num_instances(config) == 8
+    assert num_instances(model_config_pb2.ModelConfig()) == 0
 
 
 def test_running_children() -> None:
