@@ -6,7 +6,8 @@ from collections import deque
 
 _WEIGHT, _WEIGHT_OF_LESS = 0.1, 0.3
 """Of the newest batch. The mean follows a change within about twenty batches, and one for the better within seven: a
-request that was let in too soon waits, but one that was refused for a trouble long over is lost."""
+request that was let in too soon waits, but one that was refused for a trouble long over is lost. Batches with nothing
+behind them weigh as those that got slower: they are quick because the model is idle."""
 
 _RECENT = 16
 """Batches of which the quickest is taken for what can be hoped for."""
@@ -31,7 +32,8 @@ class ServiceTime:
             duration_s: From sending it to its answer, in seconds; Triton's own queue is part of it.
             was_pressed: Whether more was waiting when it was closed, so that it was as large as it could be.
         """
-        self._duration_s = _mean(self._duration_s, duration_s)
+        weight = _WEIGHT_OF_LESS if was_pressed else _WEIGHT
+        self._duration_s = _mean(self._duration_s, duration_s, weight_of_less=weight)
         self._recent.append(duration_s)
         if was_pressed:
             self._num_rows = _mean(self._num_rows, float(num_rows))
@@ -68,5 +70,5 @@ class ServiceTime:
         return min(self._recent, default=0.0)
 
 
-def _mean(old: float, new: float) -> float:
-    return new if old == 0.0 else old + (_WEIGHT if new > old else _WEIGHT_OF_LESS) * (new - old)
+def _mean(old: float, new: float, *, weight_of_less: float = _WEIGHT_OF_LESS) -> float:
+    return new if old == 0.0 else old + (_WEIGHT if new > old else weight_of_less) * (new - old)

@@ -237,3 +237,12 @@ def test_service_time_follows_faster_to_the_better() -> None:
     for _ in range(10):
         time.add(8, 0.01, was_pressed=True)
     assert time.wait_s(80, num_permits=2, max_batch_rows=8) < 0.3
+
+
+def test_an_idle_model_teaches_little_about_a_busy_one() -> None:
+    """One quick batch with nothing behind it does not promise that a full queue is served as quickly."""
+    time = ServiceTime()
+    for _ in range(20):
+        time.add(8, 0.2, was_pressed=True)
+    time.add(1, 0.1, was_pressed=False)
+    assert time.wait_s(0, num_permits=1, max_batch_rows=8) == pytest.approx(2 * 0.19)
