@@ -20,6 +20,11 @@ logger = logging.getLogger(__name__)
 class Queue(Protocol):
     """What is asked of a model's runner."""
 
+    @property
+    def is_pressed(self) -> bool:
+        """Whether anything waits, so that one more may be too much."""
+        ...
+
     def check_more(self, deadline: Deadline | None = None, *, priority: int) -> None:
         """Raise `Overloaded` where the smallest request of at most that priority would be refused now."""
         ...
@@ -80,7 +85,7 @@ class Admission:
     ) -> None:
         """Check that a model's queue has room for one more request; arguments and errors as `admit`."""
         queue = self._find_queue(model_name, model_version)
-        if queue is None:
+        if queue is None or not queue.is_pressed:
             return
         deadline = None
         if timeout_s is not None and not math.isnan(timeout_s):  # who sends that hears of it later

@@ -126,6 +126,11 @@ class ModelRunner:
         """Look again at permits and deadlines; call it on the loop when endpoints have come or gone."""
         self._dispatcher.wake()
 
+    @property
+    def is_pressed(self) -> bool:
+        """Whether anything waits, or a stream is under way: without that `check_more` raises nothing."""
+        return self._dispatcher.has_waiting or self._collecting.num_requests > 0 or self._num_streams > 0
+
     def check_more(self, deadline: Deadline | None = None, *, priority: int) -> None:
         """Check that one more request may come, before anything of it has been read.
 

@@ -28,6 +28,11 @@ class Runner(Protocol):
         """Answer one request with every response that the model gives."""
         ...
 
+    @property
+    def is_pressed(self) -> bool:
+        """Whether anything waits, so that one more may be too much."""
+        ...
+
     def check_more(self, deadline: Deadline | None = None, *, priority: int) -> None:
         """Raise `Overloaded` where the smallest request of at most that priority would be refused now."""
         ...

@@ -106,8 +106,8 @@ class ReplicaSettings(Settings):
     """What one replica takes on over all models; beyond it requests are refused with 429.
 
     Attributes:
-        max_requests: Requests under way: being received, waiting or with Triton. Two models may fill their default
-            queues. Keep it below Ray Serve's `max_ongoing_requests` (8192), for beyond that even health calls wait.
+        max_requests: Requests under way: being received, waiting or with Triton. Nearly two models may fill their
+            default queues. Keep it below Ray Serve's `max_ongoing_requests` (8192): beyond that even health calls wait.
         max_bytes: Bytes of their bodies, messages and tensors. Twice the largest request; memory is about four times
             that at worst, since tensors are copied on their way.
     """

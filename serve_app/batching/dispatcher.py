@@ -129,6 +129,11 @@ class Dispatcher:
         """Whether nothing waits and nothing is under way."""
         return not self._waiting and not self._batches
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether anything waits for a permit."""
+        return len(self._waiting) > 0
+
     # --- requests come and go ---------------------------------------------------------------------------------
 
     def enqueue(self, request: InferRequest, rows: int, deadline: Deadline) -> asyncio.Future[InferResponse]:

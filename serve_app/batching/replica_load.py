@@ -79,6 +79,8 @@ class ReplicaLoad:
 
     def expect(self, share: Share, size_bytes: int) -> None:
         """See `Share.expect`."""
+        if self._num_bytes + size_bytes <= self._settings.max_bytes:  # for the many; no lock is needed to read
+            return
         with self._lock:
             self._check_bytes(size_bytes - share.size_bytes, size_bytes)
 

@@ -35,6 +35,8 @@ class CountingRunner:
     ) -> AsyncGenerator[InferResponse, None]:
         yield InferResponse(request.model_name, [])
 
+    is_pressed = False
+
     def check_more(self, deadline: Deadline | None = None, *, priority: int) -> None: ...
 
     def reconfigure(self, settings: ModelSettings) -> None: ...

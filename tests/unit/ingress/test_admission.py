@@ -17,6 +17,7 @@ import tritonclient.grpc.aio as triton_grpc
 from google.rpc import error_details_pb2, status_pb2
 from tritonclient.grpc import InferInput, service_pb2
 
+from serve_app.auth.gate import Gate
 from serve_app.auth.principal import CALLER, Principal
 from serve_app.auth.scopes import Scope
 from serve_app.batching.replica_load import ReplicaLoadStatistics
@@ -36,6 +37,7 @@ from serve_app.triton.fake import FakeModel, FakeTriton
 from tests.support.asgi import Answer, request
 from tests.support.front import LIMITS, running_plane
 from tests.support.guarded_front import grpc_server
+from tests.support.keys import key_of, key_store
 from tests.support.waiting import wait_until
 
 INFER, GENERATE = "/v2/models/identity/infer", "/v2/models/identity/generate"
@@ -279,6 +281,27 @@ async def test_overload_over_grpc(front: Front) -> None:
 
             _, error = await anext(aiter(client.stream_infer(requests())))
             assert "bytes of requests are held" in str(error)
+    await give_up(held)
+    assert (front.load.num_requests, front.load.num_bytes) == (0, 0)
+
+
+async def test_keys_wait_in_their_lane(front: Front) -> None:
+    """Over HTTP and gRPC alike: requests of a key in a lane of low priority make way for plain ones."""
+    front.configure(queue=QueueSettings(max_requests=2), lanes={"batch": 20})
+    gate, key = Gate(key_store()), f"Bearer {key_of('runner')}"
+    guarded = http_app(front.plane, LIMITS, gate=gate)
+    held = await front.fill(0)
+    async with grpc_server(front.plane, gate) as address, triton_grpc.InferenceServerClient(address) as client:
+        value = InferInput("INPUT0", [1, 1], "FP32").set_data_from_numpy(np.zeros((1, 1), np.float32))
+        over_http = asyncio.ensure_future(
+            request(guarded, "POST", INFER, body(priority=1), {"authorization": key}, leave=asyncio.Event())
+        )
+        over_grpc = asyncio.ensure_future(client.infer("identity", [value], headers={"authorization": key}))
+        await wait_until(lambda: front.counters.num_waiting_requests == 2, timeout_s=30)
+        held += [front.post(leave=asyncio.Event()) for _ in range(2)]
+        assert (await over_http).status == 429
+        with pytest.raises(triton_grpc.InferenceServerException, match="higher priority"):
+            await over_grpc
     await give_up(held)
     assert (front.load.num_requests, front.load.num_bytes) == (0, 0)
 
