@@ -19,7 +19,7 @@ from serve_app.admission import Admission
 from serve_app.auth.principal import is_visible
 from serve_app.batching.replica_load import ReplicaLoadStatistics
 from serve_app.clock import Clock, Deadline
-from serve_app.errors import InvalidRequest, ModelNotFound, PoolClosed, ServeAppError, Unavailable
+from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, PoolClosed, ServeAppError, Unavailable
 from serve_app.fleet_control import ChangeLog, FleetCalls, FleetControl
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec
 from serve_app.protocol.model_spec import model_spec_from
@@ -58,6 +58,11 @@ class TritonCalls(FleetCalls, Protocol):
     async def repository_index(self, *, is_ready: bool = False, timeout_s: float) -> list[Message]:
         """`RepositoryIndexResponse.ModelIndex` entries."""
         ...
+
+
+READY_TIMEOUT_S = 0.9
+"""For a server to say whether it is ready. One that hangs says nothing, and a probe asks for the server and then for
+its models: so what it hears is true, and comes within two seconds."""
 
 
 class ControlLog(ChangeLog, RegionLog, Protocol):
@@ -283,9 +288,20 @@ class DataPlane:
         """Whether at least one server has the model loaded; false for unknown models."""
         try:
             self._check_name(name, version)
-            return await self._triton.is_model_ready(name, version, timeout_s=self._control_timeout_s)
+            return await self._triton.is_model_ready(name, version, timeout_s=READY_TIMEOUT_S)
         except (Unavailable, ModelNotFound):
             return False
+
+    async def check_known(self, name: str, version: str = "") -> None:
+        """Tell a model that is not ready from one that is not there; says nothing where the servers do not in time.
+
+        Raises:
+            ModelNotFound: No server has it.
+            Unavailable: It is not loaded, or no server can be asked.
+        """
+        self._check_name(name, version)
+        with contextlib.suppress(DeadlineExceeded):
+            await self._triton.model_metadata(name, version, timeout_s=READY_TIMEOUT_S)
 
     async def repository_index(self, *, is_ready_only: bool = False) -> list[Message]:
         """Triton's `RepositoryIndexResponse.ModelIndex` entries of the models that are served here and the caller's."""
@@ -307,7 +323,7 @@ class DataPlane:
         if self._state is PlaneState.CLOSED or self._triton.num_endpoints == 0:
             return False
         try:
-            if not await self._triton.is_ready(timeout_s=self._control_timeout_s):
+            if not await self._triton.is_ready(timeout_s=READY_TIMEOUT_S):
                 return False
         except Unavailable:
             return False

@@ -98,7 +98,7 @@ class ControlRoutes:
         """`GET /v2/models/{name}[/versions/{version}]/ready`: 200, 404 for an unknown model, else 503."""
         name, version = model_of(request.path_params)
         if not await self._plane.is_model_ready(name, version):
-            await self._plane.model_metadata(name, version)  # tells unknown models from those not loaded
+            await self._plane.check_known(name, version)
             raise ModelNotReady(f"model {name!r}", "no server has it ready")
         return json_response({"name": name, "ready": True})
 

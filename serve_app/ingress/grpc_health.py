@@ -87,6 +87,6 @@ class HealthServicer:
             is_ready = await self._plane.is_model_ready(service)
             if not is_ready:
                 with contextlib.suppress(Unavailable):
-                    await self._plane.model_metadata(service)  # tells unknown models from those not loaded
+                    await self._plane.check_known(service)
         status: int = _Status.SERVING if is_ready else _Status.NOT_SERVING
         return status

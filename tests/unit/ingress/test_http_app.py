@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -157,6 +158,21 @@ async def test_health_tells_the_truth(front: Front) -> None:
             break
         await asyncio.sleep(0.02)
     assert (await front.get("/v2/health/ready")).json == {"ready": True}
+
+
+async def test_a_server_that_hangs_is_not_ready(front: Front) -> None:
+    """It says nothing, and a probe hears so in time, for the server and for its model; and the same once it goes on."""
+    front.fake.hang()
+    for path in ("/v2/health/ready", "/v2/models/identity/ready"):
+        started = time.monotonic()
+        assert (await front.get(path)).status == 503
+        assert time.monotonic() - started < 4.0  # two short calls; one of any other kind may take five seconds
+    front.fake.resume()
+    for _ in range(500):
+        if (await front.get("/v2/health/ready")).status == 200:
+            break
+        await asyncio.sleep(0.02)
+    assert (await front.get("/v2/models/identity/ready")).status == 200
 
 
 async def test_the_index_lists_what_is_served(front: Front) -> None:
