@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.errors import AnswerMalformed, BackendFailed
+from serve_app.errors import AnswerMalformed, BackendFailed, TensorShapeMismatch
 from serve_app.protocol.grpc_codec import decode_infer_response, output_regions
 from serve_app.protocol.messages import InferRequest, InferResponse, ModelSpec, TensorSpec
-from serve_app.protocol.tensor import Tensor
+from serve_app.protocol.tensor import Tensor, check_bytes
 
 
 def decode_answer(pb: Any, request: InferRequest, spec: ModelSpec | None) -> InferResponse:
@@ -44,6 +44,12 @@ def find_fault(response: InferResponse, request: InferRequest, spec: ModelSpec |
         return f"its answer lacks the requested output {min(missing)!r}"
     if wanted and len(wanted) != len(names):
         return f"its answer has output {min(names - wanted.keys())!r}, which was not asked for"
+    for tensor in response.outputs:
+        if tensor.datatype == "BYTES" and tensor.region is None:
+            try:
+                check_bytes(tensor.data, name=tensor.name, num_elements=tensor.num_elements)
+            except TensorShapeMismatch as error:
+                return f"its answer is malformed: {error}"
     if spec is None:
         return None
     rows = request.inputs[0].shape[0] if spec.max_batch_size > 0 and request.inputs else None

@@ -75,3 +75,11 @@ def test_truncated_contents_are_no_answer(missing: int) -> None:
     pb.raw_output_contents[0] = pb.raw_output_contents[0][:-missing]
     with pytest.raises(AnswerMalformed, match=r"^model 'm' failed: "):
         decode_answer(pb, request(), SPEC)
+
+
+@pytest.mark.parametrize("data", [b"\x01\x00\x00\x00", b"\x01\x00\x00\x00ab", b"\x05\x00\x00\x00a", b""])
+def test_bytes_that_are_no_elements_are_no_answer(data: bytes) -> None:
+    """However the answer would be written: it is the model's fault, and no caller's."""
+    answer = InferResponse("m", [Tensor("S", "BYTES", (1,), data)])
+    assert "malformed" in (find_fault(answer, request(), None) or "")
+    assert find_fault(InferResponse("m", [Tensor("S", "BYTES", (1,), b"\x01\x00\x00\x00a")]), request(), None) is None
