@@ -81,5 +81,6 @@ SHOWN_ELSEWHERE: dict[str, str] = {
     QUEUE_FULL: "tests/unit/triton/test_status.py",
     CRASHED: "tests/unit/triton/test_status.py",
     STREAM_STATUS: "tests/unit/ingress/test_grpc_stream.py",
+    "`priority` of a key in a lane": "tests/unit/ingress/test_admission.py",
 }
 """Rows that no single call can show, and the tests that do."""
