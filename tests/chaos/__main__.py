@@ -20,7 +20,7 @@ from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.report import Row, broken_promises, row_of, table_of
 from tests.chaos.soak import Soak
 from tests.chaos.system import ChaosStack, load_factor
-from tests.chaos.traffic import SteadyLoad
+from tests.chaos.traffic import SETTLED, SteadyLoad
 from tests.support.waiting import wait_until
 
 console = Console(width=180)
@@ -34,7 +34,7 @@ async def inject(stack: ChaosStack, load: SteadyLoad, fault: Fault) -> Row:
     over_at = time.monotonic() if fault.hold_s and not fault.promise.is_hidden else began_at
     await wait_until(stack.is_whole, timeout_s=120, what=lambda: f"a whole system after {fault.name}")
     whole_at = time.monotonic()
-    await wait_until(lambda: load.is_answered_since(whole_at), timeout_s=120)
+    await wait_until(lambda: load.is_answered_since(whole_at, each=SETTLED), timeout_s=120)
     return row_of(fault.name, load.record.since(began_at), times=1, began_at=began_at, over_at=over_at)
 
 

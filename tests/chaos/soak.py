@@ -16,7 +16,7 @@ from rich.table import Table
 from tests.chaos.faults import Fault
 from tests.chaos.report import broken_promises, row_of
 from tests.chaos.system import ChaosStack
-from tests.chaos.traffic import Outcome, SteadyLoad
+from tests.chaos.traffic import SETTLED, Outcome, SteadyLoad
 from tests.support.waiting import wait_until
 
 INTERVAL_S = 20.0
@@ -100,7 +100,7 @@ class Soak:
                 await asyncio.sleep(max(began_at + INTERVAL_S - time.monotonic(), 0.0))
                 await wait_until(self._stack.is_whole, timeout_s=120, what=lambda: "a whole system")
                 whole_at = time.monotonic()
-                await wait_until(partial(load.is_answered_since, whole_at), timeout_s=120)
+                await wait_until(partial(load.is_answered_since, whole_at, each=SETTLED), timeout_s=120)
                 seen, load.record.ended = load.record.ended, []
                 over_at = began_at + (0.0 if fault.promise.is_hidden else fault.hold_s)
                 row = row_of(fault.name, seen, times=1, began_at=began_at, over_at=over_at)

@@ -7,6 +7,8 @@ from typing import Any
 
 import psutil
 import requests
+import tritonclient.grpc as triton_grpc
+from tritonclient.utils import InferenceServerException
 
 from tests.chaos.traffic import MODEL
 from tests.support.stack import Stack, name_of
@@ -50,6 +52,19 @@ class ChaosStack(Stack):
             except psutil.Error:
                 continue
         return found
+
+    @staticmethod
+    def is_serving(server: psutil.Process) -> bool:
+        """Whether a tritonserver says that it is ready, all its models loaded."""
+        for connection in server.net_connections("tcp"):
+            if connection.status != psutil.CONN_LISTEN:
+                continue
+            with triton_grpc.InferenceServerClient(f"127.0.0.1:{connection.laddr.port}") as client:
+                try:
+                    return bool(client.is_server_ready(client_timeout=1.0))
+                except InferenceServerException:  # a port for something else
+                    continue
+        return False
 
     def resize_fleet(self, num_servers: int) -> None:
         """Deploy that many servers."""
@@ -113,7 +128,8 @@ class ChaosStack(Stack):
     def is_whole(self) -> bool:
         """Whether everything of which there are two is there twice, and both apps run."""
         try:
-            num_servers = sum(bool(self.stubs(server, MODEL)) for server in self.live_servers(self.tritonservers()))
+            servers = self.live_servers(self.tritonservers())
+            num_servers = sum(bool(self.stubs(server, MODEL)) and self.is_serving(server) for server in servers)
             num_replicas = len(self.actors("ServeReplica:models:ModelServer"))
             return num_servers == num_replicas == 2 and self._is_running("models") and self._is_running("triton")
         except (AssertionError, requests.RequestException, KeyError, psutil.Error):

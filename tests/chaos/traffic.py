@@ -23,6 +23,9 @@ MODEL = "picky"
 PATIENCE_S = 60.0
 """A request that has not ended after this hangs: twice the model's budget."""
 
+SETTLED = 50
+"""Answers to each caller after which a server that says it is ready is one that the front knows, too."""
+
 _CALLER_STRIDE = 65_536  # so that caller and turn can be read from a value; below 2**24, where FP32 ends to be exact
 _OF_TRANSPORT = re.compile(
     "failed to connect|connection refused|connection reset|socket closed|transport closed|broken pipe|recvmsg|goaway"
