@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -292,7 +293,18 @@ class Stack:
         return self.triton_statistics(model) - before
 
     def triton_statistics(self, model: str) -> TritonCounts:
-        """A model's counts, read from Triton itself and summed over the fleet."""
+        """A model's counts, read from Triton itself and summed over the fleet, once they stand still.
+
+        It counts after it has answered: what was answered a moment ago may not be among them.
+        """
+        before, counts = None, self._count(model)
+        ends_at = time.monotonic() + 10.0
+        while counts != before and time.monotonic() < ends_at:
+            time.sleep(0.1)
+            before, counts = counts, self._count(model)
+        return counts
+
+    def _count(self, model: str) -> TritonCounts:
         num_requests = num_rows = largest = 0
         for endpoint in self.model_server_statistics()["router"].endpoints:
             with triton_grpc.InferenceServerClient(endpoint.endpoint.address) as client:
